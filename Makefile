@@ -1,0 +1,41 @@
+# Every target does its own set-up: a bare machine needs only make and a Python 3.11+ with venv and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := build/demo
+# `make gpu` uses the torch that PYTHON already has; GPU_VENV=1 makes it use the virtual environment instead.
+GPU_VENV ?=
+GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check gpu clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## run the smoke suite on the CPU and print its eager/bcg/graph table
+	@rm -rf $(DEMO)
+	$(BIN)/bcgbench run --suite smoke --results $(DEMO)
+
+test: $(STAMP) ## run the tests; those that need a GPU are skipped visibly where there is none
+	$(BIN)/python -m pytest -q -rs
+
+check: $(STAMP) ## lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own torch
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: torch finds no CUDA device; use make test")'
+	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
+
+clean: ## remove the virtual environment, build output and caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find bcgbench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "installing bcgbench and its pinned dependencies into $(VENV)/ (some minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "bcgbench needs Python 3.11 or newer; say which: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
