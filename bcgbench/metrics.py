@@ -1,0 +1,134 @@
+"""One table of everything that can be read off a record: name, unit, which way is better, how to read it.
+
+Here: single numbers of one record, unrounded SI. Not here: intervals (`stats.py`), comparisons and limits
+(`verdict.py`), formatting (`reports/`). A new metric is one function and one row of `METRICS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from bcgbench.stats import median
+from bcgbench.types import Engagement, Memory, Profile, Record, Sample
+
+Clock = Literal["event", "host"]
+Unit = Literal["s", "bytes", "count", "ratio"]
+Better = Literal["lower", "higher", "none"]
+Read = Callable[[Record], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number that a record holds. `read` returns None where the record does not hold it, never 0 in its place."""
+
+    name: str
+    unit: Unit
+    better: Better
+    description: str
+    read: Read
+
+
+def clock_of(record: Record) -> Clock:
+    """`"event"` when every measured sample has a CUDA-event time, else `"host"`: one record never mixes clocks."""
+    measured = record.measured
+    return "event" if measured and all(s.denoise_event_s is not None for s in measured) else "host"
+
+
+def denoise_times(record: Record, *, clock: Clock | None = None) -> dict[int, float]:
+    """Round -> seconds of the denoise span; images of one round are summed. `clock` None is `clock_of(record)`."""
+    chosen = clock or clock_of(record)
+    times: dict[int, float] = {}
+    for sample in record.measured:
+        event_s = sample.denoise_event_s
+        seconds = event_s if chosen == "event" and event_s is not None else sample.denoise_host_s
+        times[sample.round] = times.get(sample.round, 0.0) + seconds
+    return times
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None
+
+
+def _per_image(read: Callable[[Sample], float | None]) -> Read:
+    return lambda record: _median(read(s) for s in record.measured)
+
+
+def _of_graphs(read: Callable[[Engagement], float | None]) -> Read:
+    return lambda record: None if record.engagement is None else read(record.engagement)
+
+
+def _of_memory(read: Callable[[Memory], float | None]) -> Read:
+    return lambda record: None if record.memory is None else read(record.memory)
+
+
+def _of_profile(read: Callable[[Profile], float | None]) -> Read:
+    return lambda record: None if record.profile is None else read(record.profile)
+
+
+def _denoise_s(record: Record) -> float | None:
+    event = clock_of(record) == "event"
+    return _median(s.denoise_event_s if event else s.denoise_host_s for s in record.measured)
+
+
+def _step_s(record: Record) -> float | None:
+    # Step 0 pays for what the host had queued before the loop, so it is a metric of its own.
+    return _median(_median(s.step_s[1:]) for s in record.measured)
+
+
+def _gpu_busy(record: Record) -> float | None:
+    # Divided by the step of the measured, unprofiled images: a profiled step is longer and would understate it.
+    step_s = _step_s(record)
+    if record.profile is None or record.profile.busy_s is None or not step_s:
+        return None
+    return record.profile.busy_s / step_s
+
+
+# fmt: off (a table is read by its columns)
+_TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
+    # Time of one image, median over the measured ones.
+    ("denoise_s", "s", "lower", "denoise span by CUDA events, by host clock where there are none", _denoise_s),
+    ("denoise_host_s", "s", "lower", "denoise span by synchronised host clock", _per_image(lambda s: s.denoise_host_s)),
+    ("step_s", "s", "lower", "median denoise step of an image, step 0 left out", _step_s),
+    ("step0_s", "s", "lower", "first denoise step", _per_image(lambda s: s.step_s[0] if s.step_s else None)),
+    ("end_to_end_s", "s", "lower", "whole request, measured on its own", _per_image(lambda s: s.end_to_end_s)),
+    ("encode_s", "s", "lower", "request to denoise span: text encoding, latents", _per_image(lambda s: s.before_s)),
+    ("decode_s", "s", "lower", "denoise span to finished image", _per_image(lambda s: s.after_s)),
+    # Time once per process, and host time per transformer call.
+    ("load_s", "s", "lower", "loading the pipeline", lambda r: r.load_s),
+    ("first_call_s", "s", "lower", "first request, warm-up included", lambda r: r.first_call_s),
+    ("prepare_s", "s", "lower", "warm calls and captures, once per process", lambda r: r.prepare_s),
+    ("signature_s", "s", "lower", "computing the signature of one call", lambda r: r.signature_s),
+    ("hook_s", "s", "lower", "host time added to one call, the forward excluded", lambda r: r.hook_s),
+    # Memory.
+    ("weights_bytes", "bytes", "lower", "weights on the device", _of_memory(lambda m: m.weights_bytes)),
+    ("peak_allocated_bytes", "bytes", "lower", "peak in use", _of_memory(lambda m: m.peak_allocated_bytes)),
+    ("peak_reserved_bytes", "bytes", "lower", "peak held", _of_memory(lambda m: m.peak_reserved_bytes)),
+    ("pool_bytes", "bytes", "lower", "private pool of the graphs", _of_memory(lambda m: m.pool_bytes)),
+    ("growth_bytes", "bytes", "lower", "growth per captured signature", _of_memory(lambda m: _median(m.growth_bytes))),
+    # What one denoise step costs host and GPU, from the separate profiled pass.
+    ("launches_per_step", "count", "lower", "host launch calls", _of_profile(lambda p: sum(p.launches.values()))),
+    ("kernels_per_step", "count", "none", "kernels seen on the GPU", _of_profile(lambda p: p.kernels)),
+    ("gpu_busy", "ratio", "higher", "kernel time over the unprofiled step: what is missing to 1 is idle", _gpu_busy),
+    # Proof of replay.
+    ("captures", "count", "none", "graphs held at the end", _of_graphs(lambda e: e.captures[-1] if e.captures else 0)),
+    ("segments", "count", "none", "segments of the largest graph", _of_graphs(lambda e: e.segments)),
+    ("breaks", "count", "none", "breaks of the largest graph", _of_graphs(lambda e: e.breaks)),
+    ("graph_nodes", "count", "none", "nodes of the largest graph", _of_graphs(lambda e: e.graph_nodes)),
+    ("expected_forwards", "count", "none", "transformer calls to replay", _of_graphs(lambda e: e.expected_forwards)),
+    ("replays", "count", "none", "transformer calls that were replayed", _of_graphs(lambda e: e.replays)),
+    ("fallbacks", "count", "lower", "transformer calls that ran eagerly instead", _of_graphs(lambda e: e.fallbacks)),
+    ("misses", "count", "lower", "calls without a graph", _of_graphs(lambda e: sum(m.count for m in e.misses))),
+    ("evictions", "count", "lower", "graphs dropped for room", _of_graphs(lambda e: e.evictions)),
+    ("uncalled", "count", "lower", "graphs captured and never replayed", _of_graphs(lambda e: len(e.uncalled))),
+    ("prepare_forwards", "count", "lower", "forwards spent preparing", _of_graphs(lambda e: e.prepare_forwards)),
+)
+# fmt: on
+
+METRICS: dict[str, Metric] = {
+    name: Metric(name=name, unit=unit, better=better, description=description, read=read)
+    for name, unit, better, description, read in _TABLE
+}
+"""Name -> metric, in the order of a full report."""
