@@ -1,0 +1,79 @@
+"""Signature -> graph: open while preparing, frozen afterwards; bounded, and never silent about a miss."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from bcgbench.engine.graph import SegmentedGraph
+from bcgbench.engine.signature import Signature, difference
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one cache. Exceeding one is an eviction or an error, and is counted."""
+
+    entries: int = 64
+    segments: int = 2_000
+    pool_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class MissCount:
+    """Calls that found no graph for one reason."""
+
+    reason: str
+    difference: tuple[str, ...]
+    count: int = 0
+
+
+class GraphCache:
+    """Captured graphs of one module by signature; the least recently used goes first when full."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.frozen = False
+        self.captures = 0
+        self.evictions = 0
+        self.misses: dict[tuple[str, tuple[str, ...]], MissCount] = {}
+        self._graphs: OrderedDict[Signature, SegmentedGraph] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def graphs(self) -> list[SegmentedGraph]:
+        """All graphs held, least recently used first."""
+        return list(self._graphs.values())
+
+    def find(self, signature: Signature) -> SegmentedGraph | None:
+        """The graph of this signature, if held."""
+        graph = self._graphs.get(signature)
+        if graph is not None:
+            self._graphs.move_to_end(signature)
+        return graph
+
+    def add(self, graph: SegmentedGraph) -> None:
+        """Hold a new graph; evicts the least recently used past the limit and says so."""
+        self._graphs[graph.signature] = graph
+        self.captures += 1
+        while len(self._graphs) > self.limits.entries:
+            old, _ = self._graphs.popitem(last=False)
+            self.evictions += 1
+            log.warning("graph cache is full (%d entries): evicted %s", self.limits.entries, old)
+
+    def miss(self, signature: Signature) -> MissCount:
+        """Count a call without a graph, with the nearest captured signature's differing fields."""
+        if not self._graphs:
+            return self.count("nothing was captured")
+        nearest = min((difference(held, signature) for held in self._graphs), key=len)
+        return self.count("no graph for this signature", nearest)
+
+    def count(self, reason: str, fields: tuple[str, ...] = ()) -> MissCount:
+        """Count a call that ran eagerly for `reason`."""
+        miss = self.misses.setdefault((reason, fields), MissCount(reason, fields))
+        miss.count += 1
+        return miss

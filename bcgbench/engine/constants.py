@@ -1,0 +1,127 @@
+"""Host values met inside a forward: what a graph would freeze without a word, or refuse.
+
+A host constant turned into a device tensor (`torch.tensor(list, device=...)`, `cpu_tensor.to("cuda")`) is the commonest
+capture blocker in diffusers. It is made once, in a rehearsal, kept, and served to the capturing call in the same order;
+values must be the same both times. A host read (`item`, `tolist`, `bool`) is a guard: see `graph.Guard`.
+
+`torch.as_tensor(int, device="cuda")` does not pass a TorchDispatchMode; a TorchFunctionMode sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bcgbench.engine import trees
+from bcgbench.engine.signature import sign
+from bcgbench.errors import CaptureError
+
+MAKERS: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.to, Tensor.cuda})
+"""Calls that can turn host data into a device tensor."""
+READS: frozenset[Any] = frozenset({Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__,
+                                   Tensor.__int__, Tensor.__float__, Tensor.__index__,
+                                   torch.is_nonzero, Tensor.is_nonzero, torch.equal, Tensor.equal,
+                                   torch.allclose, Tensor.allclose, torch.nonzero, Tensor.nonzero})  # fmt: skip
+"""Calls whose result the host sees. `tolist` and `numpy` of a CPU tensor do not pass a TorchDispatchMode."""
+
+HOST_READ_OPS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
+"""Operations that copy device data to the host by themselves, met below Python (for example in `range(tensor)`)."""
+DYNAMIC_OPS = {"aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
+               "aten::repeat_interleave.Tensor"}  # fmt: skip
+"""Operations whose output shape depends on data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A device tensor made of host data, with the call that made it."""
+
+    function: Any
+    arguments: dict[str, Any]
+    value: Tensor
+
+    def made_by(self, function: Any, arguments: dict[str, Any]) -> bool:
+        """Whether this is the same call on the same host values."""
+        if function is not self.function:
+            return False
+        held, asked = sign(self.arguments), sign(arguments)
+        return held.signature == asked.signature and all(
+            torch.equal(a, b) for a, b in zip(held.leaves, asked.leaves, strict=True) if isinstance(a, Tensor)
+        )
+
+
+class HostConstants:
+    """The constants of one forward, in order of the calls that make them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: list[Constant] = []
+        self._served = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _host_only(self, arguments: dict[str, Any]) -> bool:
+        """Whether a call takes host data alone. On a CPU engine any tensor argument may be data of the forward."""
+        given = trees.tensors(arguments)
+        return not given if self._device.type == "cpu" else all(tensor.device.type == "cpu" for tensor in given)
+
+    def _makes(self, function: Any, arguments: dict[str, Any], result: Any) -> bool:
+        """Whether this call turned host data into a tensor of the engine's device."""
+        return (
+            function in MAKERS
+            and isinstance(result, Tensor)
+            and result.device.type == self._device.type
+            and self._host_only(arguments)
+        )
+
+    def keep(self, function: Any, arguments: dict[str, Any], result: Any) -> None:
+        """Rehearsal: note the result of a call if it is a host constant."""
+        if self._makes(function, arguments, result):
+            self._kept.append(Constant(function, trees.clone(arguments), result))
+
+    def serve(self, function: Any, arguments: dict[str, Any]) -> Tensor | None:
+        """Capture: the kept tensor, if the next kept call is this one. Raises `CaptureError` if its values changed."""
+        if function not in MAKERS or self._served == len(self._kept):
+            return None
+        constant = self._kept[self._served]
+        if constant.function is not function or not self._host_only(arguments):
+            return None
+        if not constant.made_by(function, arguments):
+            if function in {Tensor.to, Tensor.cuda}:
+                return None  # a conversion on the device, or of another tensor, between two kept calls
+            raise CaptureError(
+                f"{function.__name__} made a device tensor from other host values than in the call before: "
+                f"{trees.describe(constant.arguments)}, now {trees.describe(arguments)}. A graph would freeze the "
+                "first. Pass the value as a tensor argument, or break there."
+            )
+        self._served += 1
+        return constant.value
+
+    def check_all_served(self) -> None:
+        """Raises `CaptureError` if the capturing call made fewer constants than the rehearsal."""
+        if self._served != len(self._kept):
+            missing = self._kept[self._served]
+            raise CaptureError(
+                f"The forward made {len(self._kept)} device tensors from host values in one call and {self._served} in "
+                f"the next; {missing.function.__name__}({trees.describe(missing.arguments)}) was missing. "
+                "A forward must do the same work for the same arguments to be captured."
+            )
+
+
+class FunctionWatch(TorchFunctionMode):
+    """Routes every torch call of a forward through `handle(function, args, kwargs)`."""
+
+    def __init__(self, handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._handle = handle
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch with this mode switched off."""
+        return self._handle(func, args, kwargs or {})

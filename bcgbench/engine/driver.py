@@ -1,0 +1,33 @@
+"""What torch does not tell about captured graphs, asked of the CUDA runtime through cuda-python; each call checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bcgbench.errors import EngineError
+
+
+def _check(result: tuple[Any, ...], *, call: str) -> tuple[Any, ...]:
+    status, *values = result
+    if int(status) != 0:
+        raise EngineError(f"{call} failed with CUDA error {int(status)} ({status}). Run the case in a new process.")
+    return tuple(values)
+
+
+def node_count(graph: torch.cuda.CUDAGraph) -> int | None:
+    """Nodes (kernels, copies, fills) of a graph captured with `keep_graph=True`; None without cuda-python."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return None
+    handle = runtime.cudaGraph_t(graph.raw_cuda_graph())
+    *_, count = _check(runtime.cudaGraphGetNodes(handle), call="cudaGraphGetNodes")
+    return int(count)
+
+
+def pool_bytes(pool: tuple[int, int]) -> int:
+    """Bytes reserved by one private graph pool."""
+    snapshot: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+    return sum(int(segment["total_size"]) for segment in snapshot if tuple(segment["segment_pool_id"]) == tuple(pool))

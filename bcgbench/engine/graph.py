@@ -1,0 +1,127 @@
+"""A captured forward: one ordered list of segments, breaks and guards, and how it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bcgbench.engine import diagnose, trees
+from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.segments import Bridge
+from bcgbench.engine.signature import Signature
+from bcgbench.errors import EngineError, ReplayError
+
+
+class GuardFailed(Exception):
+    """A host value differs from the captured one: this call needs another graph."""
+
+
+class Step(Protocol):
+    """Anything that a graph does at replay."""
+
+    def replay(self) -> None:
+        """Run on the current contents of memory. Raises `GuardFailed` if a host value changed."""
+
+
+@dataclass(slots=True)
+class Break:
+    """A call that runs eagerly between two segments, on the captured argument objects."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bridges: list[tuple[int, Bridge]] = field(default_factory=list)
+    """Output leaf and where the next segment reads it."""
+    constants: list[tuple[int, Any]] = field(default_factory=list)
+    """Output leaves that are not tensors, with their captured values: the host went on with them."""
+    streams: list[torch.cuda.Stream] = field(default_factory=list)
+    """Side streams that the call uses; joined, so that the next segment sees its work."""
+
+    def replay(self) -> None:
+        leaves, _ = trees.flatten(self.function(*self.args, **self.kwargs))
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        for index, bridge in self.bridges:
+            bridge.fill(leaves[index])
+        for index, value in self.constants:
+            if not same_value(leaves[index], value):
+                raise GuardFailed(f"a break returned {leaves[index]!r}, captured with {value!r}")
+
+
+@dataclass(slots=True)
+class Guard:
+    """A value that the host read while capturing; a different one is a miss, never a stale result."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Any
+    where: str
+
+    def replay(self) -> None:
+        value = self.function(*self.args, **self.kwargs)
+        if not same_value(value, self.expected):
+            raise GuardFailed(f"host read at {self.where}: captured {_short(self.expected)}, now {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    return trees.describe(value) if isinstance(value, Tensor) and value.numel() > 1 else repr(value)[:60]
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal host values: tensors by shape, dtype and bytes, NaN equal to itself."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return diagnose.bit_equal(a, b)
+    if type(a) is not type(b):
+        return False
+    return bool((a == b) if not hasattr(a, "dtype") else a.tobytes() == b.tobytes()) or (a != a and b != b)  # noqa: PLR0124 - NaN
+
+
+@dataclass(slots=True)
+class SegmentedGraph:
+    """A captured forward. Hold it to keep alive everything that its segments read."""
+
+    signature: Signature
+    inputs: StaticInputs
+    steps: list[Step]
+    output: Any
+    held: list[Tensor]
+    """Tensors that segments read and this graph does not write: parameters, cached RoPE tables, hoisted constants."""
+    replays: int = 0
+
+    @property
+    def segments(self) -> int:
+        """Captured segments."""
+        return sum(1 for step in self.steps if not isinstance(step, (Break, Guard)))
+
+    @property
+    def breaks(self) -> int:
+        """Eager calls between segments."""
+        return sum(1 for step in self.steps if isinstance(step, Break))
+
+    @property
+    def nodes(self) -> int | None:
+        """Operations in all segments; None if unknown."""
+        counts = [getattr(step, "nodes", 0) for step in self.steps]
+        return None if None in counts else sum(counts)
+
+    def replay(self, leaves: list[Any]) -> Any:
+        """Run on new argument leaves and return a copy of the output, its types kept.
+
+        Raises `GuardFailed` if a host value changed, `StaticInputError` on another shape, `ReplayError` on any other
+        failure.
+        """
+        try:
+            self.inputs.update(leaves)
+            for step in self.steps:
+                step.replay()
+        except (GuardFailed, EngineError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            raise ReplayError(f"A captured graph raised at replay: {error}. Signature: {self.signature}.") from error
+        self.replays += 1
+        return trees.clone(self.output)

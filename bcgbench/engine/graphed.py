@@ -1,0 +1,123 @@
+"""`GraphedForward`: a module's forward behind a graph cache. Eager and graphed arms differ only in `policy`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from bcgbench.engine.breaks import BreakPolicy
+from bcgbench.engine.cache import GraphCache, Limits
+from bcgbench.engine.capture import Forward, capture
+from bcgbench.engine.graph import GuardFailed, SegmentedGraph
+from bcgbench.engine.segments import Backend
+from bcgbench.engine.signature import Call, ambient, sign
+from bcgbench.engine.tape import backend_for
+from bcgbench.errors import CaptureError
+
+
+class GraphedForward:
+    """Calls `forward(arguments)` by replaying a captured graph where there is one.
+
+    While the cache is open, `prepare` captures a signature. Once frozen, a call without a graph runs eagerly and is
+    counted with its reason. With `policy=None` nothing is ever captured: the same path, eager.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        device: torch.device,
+        policy: BreakPolicy | None,
+        module: nn.Module | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.cache = GraphCache(limits or Limits())
+        self.calls = 0
+        self.replays = 0
+        self.fallbacks = 0
+        self.prepare_forwards = 0
+        self.growth_bytes: list[int] = []
+        self.backend: Backend | None = None if policy is None else backend_for(device)
+        self._forward = forward
+        self._device = device
+        self._policy = policy
+        self._module = module
+
+    def sign(self, arguments: dict[str, Any]) -> Call:
+        """The call's leaves and signature. Raises `SignatureError`."""
+        return sign(arguments, ambient=ambient(self._module, self._device))
+
+    def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
+        """Capture this signature unless it is held; None for an eager arm. Raises `CaptureError`."""
+        if self._policy is None or self.backend is None:
+            return None
+        if self.cache.frozen:
+            raise CaptureError("The graph cache is frozen: capture every signature before the first measured request.")
+        call = self.sign(arguments)
+        held = self.cache.find(call.signature)
+        if held is not None:
+            return held
+        before = _reserved_bytes(self._device)
+        graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
+                        segment_limit=self.cache.limits.segments)  # fmt: skip
+        self.prepare_forwards += 3
+        self.cache.add(graph)
+        self.growth_bytes.append(_reserved_bytes(self._device) - before)
+        self._check_pool()
+        return graph
+
+    def freeze(self) -> None:
+        """No captures from here on."""
+        self.cache.frozen = True
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        """One forward: replay, or eager with a counted reason. Raises `ReplayError` if a replay fails."""
+        self.calls += 1
+        call = self.sign(arguments)
+        if self._policy is None:
+            return self._forward(arguments)
+        graph = self.cache.find(call.signature)
+        if graph is None:
+            self.cache.miss(call.signature)
+            return self.fall_back(arguments)
+        try:
+            output = graph.replay(call.leaves)
+        except GuardFailed as reason:
+            self.cache.count(str(reason))
+            return self.fall_back(arguments)
+        self.replays += 1
+        return output
+
+    def fall_back(self, arguments: dict[str, Any]) -> Any:
+        """An eager call of a graphed arm; the caller has counted the reason."""
+        self.fallbacks += 1
+        return self._forward(arguments)
+
+    def signature_s(self, arguments: dict[str, Any], *, repeats: int = 200) -> float:
+        """Median host seconds to sign this call."""
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self.sign(arguments)
+            times.append(time.perf_counter() - start)
+        return sorted(times)[repeats // 2]
+
+    def _check_pool(self) -> None:
+        limit = self.cache.limits.pool_bytes
+        if limit is not None and self.backend is not None and self.backend.pool_bytes() > limit:
+            raise CaptureError(
+                f"The graph pool holds {self.backend.pool_bytes():,} bytes, the limit is {limit:,}. Capture fewer "
+                "buckets, or raise the limit."
+            )
+
+
+def _reserved_bytes(device: torch.device) -> int:
+    """Reserved memory after returning what is free, so that growth is the graph's own."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)

@@ -1,0 +1,223 @@
+"""A segment is one stretch of a forward without a break: captured once, replayed as one launch.
+
+`CudaSegment` is a CUDA graph; `tape.TapeSegment` has its semantics on a CPU. Both have been executed once when they
+close, so that a break sees real data while capturing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bcgbench.engine import driver, trees
+from bcgbench.engine.buffers import Address
+from bcgbench.errors import ProcessPoisoned
+
+
+class Bridge:
+    """Where a break's output is copied to for the next segment to read."""
+
+    def __init__(self, place: Tensor | Address) -> None:
+        self._place = place
+        self._view: Tensor | None = place if isinstance(place, Tensor) else None
+
+    def fill(self, result: Tensor) -> None:
+        """Copy a break's output; raises `StaticInputError` on another shape or dtype."""
+        if self._view is None:
+            assert isinstance(self._place, Address)
+            self._view = self._place.view()
+        trees.check_like(self._view, result, name="output of a break")
+        self._view.copy_(result)
+
+
+class Segment(Protocol):
+    """One captured stretch."""
+
+    nodes: int | None
+    """Operations in the segment; None if unknown."""
+
+    def begin(self) -> None:
+        """Start recording."""
+
+    def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
+        """Memory for a break's output that this segment reads: what the model goes on with, and where to copy to."""
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note an operation that ran while recording."""
+
+    def end(self) -> None:
+        """Stop recording; the segment has then been executed once."""
+
+    def replay(self) -> None:
+        """Run the segment on the current contents of the memory it reads."""
+
+    def abandon(self) -> None:
+        """Stop recording after a failure."""
+
+
+class Backend(Protocol):
+    """Makes segments for one device, and looks after the state that a capture may leave behind."""
+
+    name: str
+    device: torch.device
+    forks: list[torch.cuda.Stream]
+    """Side streams that the forward used since `capturing` began."""
+
+    def segment(self) -> Segment:
+        """A new segment."""
+
+    def capturing(self) -> contextlib.AbstractContextManager[None]:
+        """Around warm calls and capture: stream, garbage collection, random state restored."""
+
+    def rewind(self) -> None:
+        """Give the generator the state it had when `capturing` began, so that every pass draws alike."""
+
+    def recover(self) -> None:
+        """After a failed capture: raise `ProcessPoisoned` unless the process is usable."""
+
+    def pool_bytes(self) -> int:
+        """Bytes held by the segments' private pool."""
+
+
+class CudaSegment:
+    """One CUDA graph in the backend's private memory pool."""
+
+    def __init__(self, pool: Any, forks: list[torch.cuda.Stream]) -> None:
+        self.nodes: int | None = None
+        self._pool = pool
+        self.forks = forks
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._pending: list[tuple[Bridge, Tensor]] = []
+
+    def begin(self) -> None:
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        for stream in self.forks:  # work that the model goes on issuing to a side stream belongs to this segment
+            stream.wait_stream(torch.cuda.current_stream())
+
+    def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
+        # Allocated inside this segment's capture, so it lives and dies in the graph pool; filled once capture ended,
+        # through its address, since the model may have freed it by then.
+        tensor = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor)
+        self._pending.append((bridge, result))
+        return tensor, bridge
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """CUDA records by itself."""
+
+    def end(self) -> None:
+        for stream in self.forks:
+            torch.cuda.current_stream().wait_stream(stream)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            self._graph.capture_end()
+        self.nodes = driver.node_count(self._graph)
+        for bridge, result in self._pending:
+            bridge.fill(result)
+        self._pending.clear()
+        if self.nodes != 0:
+            self._graph.instantiate()
+        self.replay()
+
+    def replay(self) -> None:
+        if self.nodes != 0:
+            self._graph.replay()
+
+    def abandon(self) -> None:
+        self._pending.clear()
+        with contextlib.suppress(RuntimeError):  # an invalidated capture raises here, after leaving capture mode
+            self._graph.capture_end()
+            return
+        # torch leaves the allocator routing to the pool when ending fails (pytorch#180395)
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
+
+
+class CudaBackend:
+    """CUDA graphs of one module: one pool and one capture stream for all signatures."""
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.pool: Any = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self.device)
+        self.forks: list[torch.cuda.Stream] = []
+        self._random: Tensor | None = None
+
+    def segment(self) -> CudaSegment:
+        return CudaSegment(self.pool, self.forks)
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        caller = torch.cuda.current_stream(self.device)
+        self._random = torch.cuda.get_rng_state(self.device)
+        self.forks.clear()
+        gc.collect()  # freeing an old graph or tensor in the middle of a capture invalidates it
+        enabled = gc.isenabled()
+        gc.disable()
+        self._stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(self._stream), _watch_forks(self._stream, self.forks):
+                yield
+        finally:
+            if enabled:
+                gc.enable()
+        self.rewind()
+        caller.wait_stream(self._stream)
+
+    def rewind(self) -> None:
+        assert self._random is not None
+        torch.cuda.set_rng_state(self._random, self.device)
+
+    def recover(self) -> None:
+        """Leave capture mode, give the generator a state that no capture holds, and try the device."""
+        assert self._random is not None
+        try:
+            torch.cuda.synchronize(self.device)
+            fresh = torch.Generator(self.device)
+            fresh.set_state(self._random)
+            default = torch.cuda.default_generators[self.device.index]
+            default.graphsafe_set_state(fresh.graphsafe_get_state())
+            torch.rand(1, device=self.device)
+            torch.cuda.synchronize(self.device)
+            self.rewind()
+        except RuntimeError as error:
+            raise ProcessPoisoned(
+                f"A failed capture left CUDA unusable in this process ({error}). End it and run the case in a new one."
+            ) from error
+
+    def pool_bytes(self) -> int:
+        return driver.pool_bytes(self.pool)
+
+
+@contextlib.contextmanager
+def _watch_forks(stream: torch.cuda.Stream, forks: list[torch.cuda.Stream]) -> Iterator[None]:
+    """Note every stream that is made to wait on another: its captured work must be joined before a segment ends.
+
+    CUDA ends a capture with an error while a forked stream is not joined; patched for one capture only.
+    """
+    original = {name: getattr(torch.cuda.Stream, name) for name in ("wait_stream", "wait_event")}
+
+    def watched(name: str) -> Callable[[torch.cuda.Stream, Any], None]:
+        def wait(self: torch.cuda.Stream, other: Any) -> None:
+            original[name](self, other)
+            if self != stream and self not in forks:
+                forks.append(self)
+
+        return wait
+
+    for name in original:
+        setattr(torch.cuda.Stream, name, watched(name))
+    try:
+        yield
+    finally:
+        for name, method in original.items():
+            setattr(torch.cuda.Stream, name, method)

@@ -1,0 +1,181 @@
+"""A call's signature: everything that a captured graph froze, so that equal signatures may share one graph.
+
+Tensors count by shape, strides, dtype, device, class and aliasing, never by value. Constants count by type and value:
+True, 1 and 1.0 differ, -0.0 and 0.0 differ, NaN equals itself. Other objects count by identity and are kept alive, so
+that their address cannot be reused. Ambient state that changes the computation is part of the key.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bcgbench.engine import trees
+from bcgbench.errors import SignatureError
+
+LEAF_LIMIT = 1_000
+"""A DiT call has 10 to 80 leaves; a published case hashed 72,000 per forward and ran 4 times slower (sglang#33989)."""
+ARRAY_LIMIT_BYTES = 4_096
+"""A NumPy array up to this size counts by content; a larger one is refused, its content could change unseen."""
+
+_BY_VALUE = (int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+             range, enum.Enum, frozenset)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Key of a graph. `held` keeps objects alive that count by identity."""
+
+    leaves: tuple[Any, ...]
+    spec: trees.Spec
+    ambient: tuple[tuple[str, Any], ...] = ()
+    held: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+
+    def lines(self) -> dict[str, str]:
+        """Readable value of every leaf and ambient setting, by path."""
+        named = dict(zip(trees.paths(self.spec), map(_readable, self.leaves), strict=True))
+        return named | {f"({name})": str(value) for name, value in self.ambient}
+
+    def __str__(self) -> str:
+        tensors = [f"{path} {_readable(leaf)}" for path, leaf in zip(trees.paths(self.spec), self.leaves, strict=True)
+                   if leaf[0] is Tensor]  # fmt: skip
+        return ", ".join(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call flattened once: its leaves, and the signature made of them."""
+
+    leaves: list[Any]
+    signature: Signature
+
+
+def _tensor_key(leaf: Tensor, alias: int) -> tuple[Any, ...]:
+    return (Tensor, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, type(leaf), alias)
+
+
+def _constant_key(leaf: Any) -> tuple[Any, ...] | None:
+    kind = type(leaf)
+    if kind is float:
+        return (float, leaf.hex())  # hex tells -0.0 from 0.0 and makes NaN equal itself
+    if kind is complex:
+        return (complex, leaf.real.hex(), leaf.imag.hex())
+    if isinstance(leaf, _BY_VALUE):
+        return (kind, leaf)
+    if kind is slice:
+        return (slice, *[_constant_key(part) for part in (leaf.start, leaf.stop, leaf.step)])
+    if isinstance(leaf, np.generic) or (isinstance(leaf, np.ndarray) and leaf.nbytes <= ARRAY_LIMIT_BYTES):
+        return (kind, leaf.dtype.str, leaf.shape, leaf.tobytes())
+    if isinstance(leaf, np.ndarray):
+        raise SignatureError(
+            f"A NumPy array of {leaf.nbytes:,} bytes is an argument; at most {ARRAY_LIMIT_BYTES:,} count by content. "
+            "Pass it as a tensor."
+        )
+    return None
+
+
+def _readable(key: Any) -> str:
+    if key[0] is Tensor:
+        _, shape, stride, dtype, device, kind, alias = key
+        text = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+        dense = torch.empty_strided(shape, stride, device="meta").is_contiguous()
+        extra = [] if dense else [f"strides {list(stride)}"]
+        extra += [] if device.type in {"cpu", "cuda"} else [str(device)]
+        extra += [] if kind in {Tensor, nn.Parameter} else [kind.__name__]
+        extra += [f"same tensor as leaf {alias}"] if alias >= 0 else []
+        return text + (f" ({', '.join(extra)})" if extra else "")
+    if key[0] is float:
+        value = float.fromhex(key[1]) if key[1] not in {"nan", "inf", "-inf"} else float(key[1])
+        return str(value) if math.isfinite(value) else key[1]
+    if key[0] is object:
+        return f"<{key[1].__name__} object>"
+    return f"{key[1]!r}" if len(key) == 2 else f"{key[0].__name__}{key[1:]}"  # noqa: PLR2004 - (type, value)
+
+
+def _over_budget(arguments: dict[str, Any]) -> SignatureError:
+    def count(tree: Any) -> int:
+        return len(trees.flatten(tree)[0])
+
+    name, leaves = max(((name, count(value)) for name, value in arguments.items()), key=lambda item: item[1])
+    return SignatureError(
+        f"Argument {name!r} has {leaves:,} leaves; a call may have {LEAF_LIMIT:,} in all. Walking them at every "
+        "forward costs more than the graph saves: pass a tensor, or leave the argument out."
+    )
+
+
+def sign(arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...] = ()) -> Call:
+    """Flatten the bound arguments of a call and compute its signature.
+
+    Raises `SignatureError` if the call has more than `LEAF_LIMIT` leaves, a container that holds itself, or a large
+    NumPy array.
+    """
+    try:
+        leaves, spec = trees.flatten(arguments, limit=LEAF_LIMIT)
+    except trees.TooManyLeaves:
+        raise _over_budget(arguments) from None
+    except RecursionError:
+        raise SignatureError("An argument contains itself; a graph key needs finite arguments.") from None
+    keys: list[tuple[Any, ...]] = []
+    held: list[Any] = []
+    first: dict[int, int] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            alias = first.setdefault(id(leaf), index)
+            keys.append(_tensor_key(leaf, alias if alias != index else -1))
+            continue
+        key = _constant_key(leaf)
+        if key is None:
+            held.append(leaf)
+            key = (object, type(leaf), id(leaf))
+        keys.append(key)
+    return Call(leaves, Signature(tuple(keys), spec, ambient, tuple(held)))
+
+
+def difference(held: Signature, asked: Signature) -> tuple[str, ...]:
+    """Readable lines, one per differing field: `encoder_hidden_states: captured bfloat16[1, 64, 3584], asked ...`."""
+    old, new = held.lines(), asked.lines()
+    absent = "absent"
+    lines = [
+        f"{path}: captured {old.get(path, absent)}, asked {new.get(path, absent)}"
+        for path in dict.fromkeys([*old, *new])
+        if old.get(path, absent) != new.get(path, absent)
+    ]
+    if not lines and held != asked:
+        lines = [f"arguments: captured {held.spec.kind} nesting differs from the one asked, or an object was replaced"]
+    return tuple(lines)
+
+
+def _attention_backend() -> str | None:
+    dispatch = sys.modules.get("diffusers.models.attention_dispatch")
+    return str(dispatch._AttentionBackendRegistry._active_backend) if dispatch else None
+
+
+def _adapters(module: nn.Module | None) -> Any:
+    if module is None or not getattr(module, "_hf_peft_config_loaded", False):
+        return None
+    return tuple(module.active_adapters())  # type: ignore[operator]
+
+
+def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, Any], ...]:
+    """State outside the arguments that changes what a forward computes."""
+    kind = device.type
+    autocast = torch.is_autocast_enabled(kind)
+    return (
+        ("autocast", str(torch.get_autocast_dtype(kind)) if autocast else False),
+        ("grad mode", torch.is_grad_enabled()),
+        ("training", module is not None and module.training),
+        ("attention backend", _attention_backend()),
+        ("adapters", _adapters(module)),
+        ("float32 matmul precision", torch.get_float32_matmul_precision()),
+        ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("cudnn benchmark", torch.backends.cudnn.benchmark),
+        ("sdpa", (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
+                  torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled())),
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Segments on a CPU with a graph's semantics: fixed storages, Python not run again, host constants frozen, outputs
+overwritten. What the tape cannot see: faults of lifetime, memory pool, stream or kernel choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcgbench.engine import trees
+from bcgbench.engine.segments import Backend, Bridge, CudaBackend
+
+_UNINITIALISED = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+                  "aten::new_empty_strided"}  # fmt: skip
+
+
+class TapeSegment:
+    """Recorded ATen operations with the very tensors they saw.
+
+    Replay runs them again and copies each result into the recorded storage. Views are not run again: their geometry is
+    fixed, as in a graph.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: int | None = 0
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+
+    def begin(self) -> None:
+        """The capture feeds `record`."""
+
+    def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
+        tensor = result.clone()
+        return tensor, Bridge(tensor)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if func._schema.name in _UNINITIALISED:
+            return
+        held = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
+        fresh = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
+        if fresh or func._schema.is_mutable:
+            self._operations.append((func, args, kwargs, fresh))
+            self.nodes = len(self._operations)
+
+    def end(self) -> None:
+        """The operations ran while they were recorded."""
+
+    def replay(self) -> None:
+        # recorded below autocast: the casts are operations of their own
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for func, args, kwargs, fresh in self._operations:
+                out = func(*args, **kwargs)
+                if fresh:
+                    _overwrite(fresh, out, args, kwargs)
+
+    def abandon(self) -> None:
+        self._operations.clear()
+
+
+def _overwrite(fresh: list[Tensor], out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    held = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
+    results = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
+    for place, result in zip(fresh, results, strict=True):
+        trees.check_like(place, result, name="result of a taped operation")
+        place.copy_(result)
+
+
+class TapeBackend:
+    """Tape segments on a CPU: fidelity and graph use without a GPU, never a speed."""
+
+    name = "tape"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.forks: list[torch.cuda.Stream] = []
+        self._random: Tensor | None = None
+
+    def segment(self) -> TapeSegment:
+        return TapeSegment()
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        self._random = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            self.rewind()
+
+    def rewind(self) -> None:
+        assert self._random is not None
+        torch.set_rng_state(self._random)
+
+    def recover(self) -> None:
+        """Nothing outlives a tape."""
+
+    def pool_bytes(self) -> int:
+        return 0
+
+
+def backend_for(device: torch.device) -> Backend:
+    """CUDA graphs on a GPU, the tape elsewhere."""
+    return CudaBackend(device) if device.type == "cuda" else TapeBackend()

@@ -1,0 +1,186 @@
+"""The one walker over nested arguments and outputs.
+
+Containers are list, tuple, namedtuple, dict and its subclasses, dataclasses and model outputs (a dict that is also a
+dataclass); everything else is a leaf. Their types survive `rebuild`. What a leaf means is decided by the callers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bcgbench.errors import StaticInputError
+
+
+class Spec(NamedTuple):
+    """Shape of a tree without its leaves; equal specs have equal containers in equal order."""
+
+    kind: type | None
+    """Container type; None for a leaf."""
+    keys: tuple[Hashable, ...] = ()
+    children: tuple[Spec, ...] = ()
+    factory: Callable[[], Any] | None = None
+    """The factory of a defaultdict."""
+
+
+LEAF = Spec(None)
+
+
+class TooManyLeaves(Exception):
+    """Raised by `flatten` as soon as a tree has more leaves than the limit."""
+
+
+def _entries(tree: Any) -> tuple[tuple[Hashable, ...], Iterable[Any]] | None:
+    """Keys and values of a container; None for a leaf. A sequence's keys are its indices' count only: ()."""
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        return (), tree
+    if isinstance(tree, dict):
+        return tuple(tree.keys()), tree.values()
+    if isinstance(tree, (list, tuple)) and kind is not torch.Size:
+        return (), tree
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = tuple(f.name for f in dataclasses.fields(tree) if hasattr(tree, f.name))
+        return names, [getattr(tree, name) for name in names]
+    return None
+
+
+def _flatten(tree: Any, leaves: list[Any], limit: float) -> Spec:
+    entries = _entries(tree)
+    if entries is None:
+        leaves.append(tree)
+        if len(leaves) > limit:
+            raise TooManyLeaves
+        return LEAF
+    keys, values = entries
+    children = tuple([_flatten(value, leaves, limit) for value in values])
+    return Spec(type(tree), keys, children, tree.default_factory if isinstance(tree, defaultdict) else None)
+
+
+def flatten(tree: Any, *, limit: float = float("inf")) -> tuple[list[Any], Spec]:
+    """Leaves of `tree`, in order, and the spec to rebuild it. Raises `TooManyLeaves` past `limit`."""
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves, limit)
+
+
+def _build(spec: Spec, values: list[Any]) -> Any:
+    kind = spec.kind
+    assert kind is not None
+    if issubclass(kind, dict):
+        pairs = zip(spec.keys, values, strict=True)
+        if dataclasses.is_dataclass(kind):
+            return kind(**{str(key): value for key, value in pairs})
+        return kind(spec.factory, pairs) if issubclass(kind, defaultdict) else kind(pairs)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*values)
+    if issubclass(kind, (list, tuple)):
+        return kind(values)
+    made = kind.__new__(kind)  # not the constructor: a frozen dataclass may validate or derive fields in it
+    for name, value in zip(spec.keys, values, strict=True):
+        object.__setattr__(made, str(name), value)
+    return made
+
+
+def rebuild(spec: Spec, leaves: Iterable[Any]) -> Any:
+    """The tree of `spec` over `leaves`, with the original container types."""
+    supply = iter(leaves)
+
+    def make(node: Spec) -> Any:
+        if node.kind is None:
+            return next(supply)
+        return _build(node, [make(child) for child in node.children])
+
+    return make(spec)
+
+
+def paths(spec: Spec, *, prefix: str = "") -> Iterator[str]:
+    """One readable path per leaf: `cap_feats[0]`, `image_rotary_emb[1].cos`."""
+    if spec.kind is None:
+        yield prefix or "value"
+        return
+    for index, child in enumerate(spec.children):
+        if spec.keys:
+            key = spec.keys[index]
+            step = (f".{key}" if prefix else str(key)) if isinstance(key, str) else f"[{key!r}]"
+        else:
+            step = f"[{index}]"
+        yield from paths(child, prefix=prefix + step)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with every leaf replaced by `function(leaf)`."""
+    leaves, spec = flatten(tree)
+    return rebuild(spec, [function(leaf) for leaf in leaves])
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensor leaves of `tree`, in order, repeats included."""
+    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def clone(tree: Any) -> Any:
+    """`tree` with every tensor copied, strides and container types kept; a tensor met twice stays one tensor."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.clone()
+        return copies[id(leaf)]
+
+    return map_leaves(copy, tree)
+
+
+def check_like(target: Tensor, source: Tensor, *, name: str) -> None:
+    """Raise `StaticInputError` unless shape and dtype agree.
+
+    `Tensor.copy_` alone would broadcast (1, 4) into (2, 4) and convert float64 to float32 without a word.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise StaticInputError(
+            f"{name}: the graph holds {describe(target)}, the call gave {describe(source)}; "
+            "shapes and dtypes are never broadcast or converted. Capture this signature first."
+        )
+
+
+def copy_into(target: Any, source: Any, *, name: str = "value") -> None:
+    """Copy every tensor of `source` into its place in `target`.
+
+    Raises `StaticInputError` if structure, shape or dtype differ.
+    """
+    held, held_spec = flatten(target)
+    given, given_spec = flatten(source)
+    if held_spec != given_spec:
+        raise StaticInputError(f"{name}: the graph holds {describe(target)}, the call gave {describe(source)}.")
+    for place, leaf in zip(held, given, strict=True):
+        if not isinstance(place, Tensor):
+            continue
+        if not isinstance(leaf, Tensor):
+            raise StaticInputError(f"{name}: the graph holds {describe(place)}, the call gave {leaf!r}.")
+        if place is not leaf:
+            check_like(place, leaf, name=name)
+            place.copy_(leaf)
+
+
+def describe(tree: Any) -> str:
+    """Short text: `bfloat16[1, 64, 3584]`, containers with their types, constants by repr."""
+    if isinstance(tree, Tensor):
+        device = "" if tree.device.type in {"cpu", "cuda"} else f"@{tree.device}"
+        return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}{device}"
+    entries = _entries(tree)
+    if entries is None:
+        text = repr(tree)
+        return text if len(text) <= 60 else f"<{type(tree).__name__}>"  # noqa: PLR2004 - one terminal column
+    keys, values = entries
+    parts = [describe(value) for value in values]
+    if keys:
+        parts = [f"{key}: {part}" for key, part in zip(keys, parts, strict=True)]
+    name = "" if type(tree) in {list, tuple, dict} else type(tree).__name__
+    left, right = ("(", ")") if isinstance(tree, tuple) else ("{", "}") if keys else ("[", "]")
+    return f"{name}{left}{', '.join(parts)}{right}"
