@@ -287,3 +287,13 @@ def progress(**changes: Any) -> t.Progress:
     """The third of ten rounds is being measured."""
     base = t.Progress(case=case().key, stage="measure", arm="bcg", done=3, total=10, step=7, eta_s=12.0)
     return replace(base, **changes)
+
+
+def codes(found: t.Verdict | tuple[t.Status, tuple[t.Reason, ...]]) -> list[str]:
+    """Reason codes of a verdict or of a `judge` answer."""
+    return [r.code for r in (found[1] if isinstance(found, tuple) else found.reasons)]
+
+
+def text(found: t.Verdict | tuple[t.Status, tuple[t.Reason, ...]]) -> str:
+    """All reason sentences of a verdict or of a `judge` answer."""
+    return " | ".join(r.text for r in (found[1] if isinstance(found, tuple) else found.reasons))
