@@ -1,0 +1,252 @@
+"""What an adapter knows of a model, and a session: a loaded pipeline with the requests of one case.
+
+Loading is the same for every model and stands here; names of arguments, length policies and sizes stand in the model's
+own file. Nothing here captures, measures or compares.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bcgbench.errors import BcgbenchError
+from bcgbench.models import adapter as find_adapter
+from bcgbench.models import loading
+from bcgbench.models.padding import PadCache
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+
+    from bcgbench.models.weights import Builder
+    from bcgbench.types import Case, ModelFacts
+
+Arguments = dict[str, Any]
+Draw = Callable[[int, int], "Tensor"]
+"""(tokens, stream) -> seeded embeddings [1, tokens, width]. Stream 0 is the negative prompt."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A diffusers class by name, and its configuration."""
+
+    kind: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Everything that is particular to a model. Subclasses override the methods in which theirs differs."""
+
+    facts: ModelFacts
+    networks: Mapping[str, Component]
+    """Denoisers and VAE by pipeline argument, at the configuration of the release or of the tiny model."""
+    scheduler: Component
+    text_width: int
+    """Width of the prompt embeddings."""
+    max_tokens: int
+    """Prompt tokens that reach the transformer at most; the pipeline cuts longer prompts."""
+    template_tokens: int
+    """Tokens that the chat template adds to a prompt."""
+    text_encoder_bytes: int = 0
+    """bf16 size of the text encoder, which only pretrained weights load."""
+    breaks: tuple[str, ...] = ()
+    """Dotted names that must run between graphs besides the attention."""
+
+    @property
+    def default_buckets(self) -> tuple[int, ...]:
+        """Prompt-length buckets of the model's own policy; () where it has none."""
+        return self.facts.buckets
+
+    def denoisers(self, pipe: Any) -> dict[str, nn.Module]:
+        """The modules to capture, by attribute name of the pipeline."""
+        return {"transformer": pipe.transformer}
+
+    def pad(self, arguments: Arguments, *, buckets: tuple[int, ...], cache: PadCache) -> Arguments:
+        """A call's arguments padded by the length policy, or the same object where the policy changes nothing.
+
+        `arguments` are the forward's by name, defaults filled. OutsidePolicy where the policy has no shape for them.
+        """
+        del buckets, cache
+        return arguments
+
+    def variants(self, arguments: Arguments, *, buckets: tuple[int, ...], cache: PadCache) -> Iterator[Arguments]:
+        """One traced call in every shape that the policy may meet, largest first: what a warm-up captures."""
+        yield self.pad(arguments, buckets=buckets, cache=cache)
+
+    def forward(self, module: nn.Module, original: Callable[..., Any], arguments: Arguments) -> Any:
+        """Run padded arguments: the callable to capture. Does no host read and no copy from the host of its own."""
+        del module
+        return original(**arguments)
+
+    def fits(self, folder: Path, *, index: Mapping[str, Any]) -> bool:
+        """Whether this adapter can drive a local diffusers folder; `index` is its model_index.json."""
+        del folder
+        return index.get("_class_name") == self.facts.pipeline
+
+    def prepare_pipeline(self, pipe: Any) -> None:
+        """Change a loaded pipeline, for all arms alike."""
+
+    def tiny_text(self) -> dict[str, Any]:
+        """Tokenizer and text encoder of the tiny model, by pipeline argument."""
+        raise NotImplementedError
+
+    def assemble(self, build: Builder) -> Any:
+        """A pipeline with seeded random weights; only a tiny one has a tokenizer and a text encoder."""
+        import diffusers
+
+        parts = {name: build.model(part.kind, part.config, name=name) for name, part in self.networks.items()}
+        scheduler = getattr(diffusers, self.scheduler.kind)(**self.scheduler.config)
+        text: dict[str, Any] = {"tokenizer": None, "text_encoder": None}
+        if self.facts.tiny:
+            text = self.tiny_text()
+            text["text_encoder"].to(build.device, build.dtype)
+        return getattr(diffusers, self.facts.pipeline)(**parts, **text, scheduler=scheduler)
+
+    def options(self, case: Case, *, guidance: float) -> Arguments:
+        """Arguments of the pipeline besides prompt, steps, generator and output type."""
+        del guidance
+        return {"width": case.width_px, "height": case.height_px}
+
+    def text(self, prompt: str, *, guidance: float) -> Arguments:
+        """Arguments that carry a prompt as text, with a negative prompt where guidance needs one."""
+        raise NotImplementedError
+
+    def embeddings(self, draw: Draw, *, tokens: int, stream: int, guidance: float) -> Arguments:
+        """Arguments that carry a prompt of `tokens` tokens as embeddings, in place of `text`."""
+        raise NotImplementedError
+
+    def count_tokens(self, pipe: Any, prompt: str) -> int:
+        """Tokens of a prompt as they reach the transformer, before the pipeline's limit."""
+        return len(pipe.tokenizer(prompt).input_ids)
+
+    def estimate_tokens(self, prompt: str) -> int:
+        """Tokens without a tokenizer: one per word and punctuation mark, plus the template. An estimate."""
+        return len(re.findall(r"\w+|[^\w\s]", prompt)) + self.template_tokens
+
+    def pixels(self, output: Any) -> np.ndarray:
+        """Images of a pipeline's output, float in [0, 1], (images or frames, height, width, 3)."""
+        return output.images
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A loaded pipeline and the case whose prompts it serves."""
+
+    adapter: Adapter
+    pipe: Any
+    case: Case
+    device: torch.device
+    dtype: torch.dtype
+    synthetic: bool
+    """Weights are random and prompts are seeded embeddings."""
+    token_counts: tuple[int, ...]
+    """Tokens of each prompt: from the tokenizer, else `case.token_counts`, else an estimate."""
+    load_s: float
+    weights_bytes: int
+    denoisers: dict[str, nn.Module]
+
+    def request(self, prompt: int, *, steps: int | None = None) -> Arguments:
+        """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device."""
+        import torch
+
+        case, adapter = self.case, self.adapter
+        guidance = adapter.facts.guidance if case.guidance is None else case.guidance
+        if self.synthetic:
+            tokens = self.token_counts[prompt]
+            text = adapter.embeddings(self._draw, tokens=tokens, stream=prompt + 1, guidance=guidance)
+        else:
+            text = adapter.text(case.prompts[prompt], guidance=guidance)
+        return {
+            **adapter.options(case, guidance=guidance),
+            **text,
+            "num_inference_steps": steps or case.steps,
+            "generator": torch.Generator("cpu").manual_seed(case.seed),
+            "output_type": "np",
+        }
+
+    def generate(self, prompt: int, *, steps: int | None = None) -> np.ndarray:
+        """Run the pipeline on one prompt: uint8 images (images or frames, height, width, 3), checked for their size."""
+        return self.images(self.pipe(**self.request(prompt, steps=steps)))
+
+    def images(self, output: Any) -> np.ndarray:
+        """A pipeline's output as uint8 images; BcgbenchError when the size is not the asked one or NaN is in them."""
+        import numpy as np
+
+        pixels = np.asarray(self.adapter.pixels(output))
+        asked = (self.case.height_px, self.case.width_px)
+        if pixels.shape[1:3] != asked:
+            raise BcgbenchError(
+                f"{self.adapter.facts.pipeline} made {pixels.shape[2]}x{pixels.shape[1]} pixels, asked were "
+                f"{asked[1]}x{asked[0]}. Use a multiple of {self.adapter.facts.multiple_px}."
+            )
+        if not np.isfinite(pixels).all():
+            raise BcgbenchError(f"{self.adapter.facts.id} made a picture with NaN or infinity in {self.case.dtype}.")
+        return (pixels * 255).round().astype(np.uint8)
+
+    def _draw(self, tokens: int, stream: int) -> Tensor:
+        """Embeddings of unit variance: every transformer here normalises them first, so the scale does not matter."""
+        import torch
+
+        generator = torch.Generator("cpu").manual_seed(self.case.seed * 1_000_003 + stream)
+        drawn = torch.randn((1, tokens, self.adapter.text_width), generator=generator)
+        return drawn.to(self.device, self.dtype)
+
+
+def load(case: Case) -> Session:
+    """Load a case's pipeline onto its device, in eval mode, with frozen weights and no progress bar.
+
+    UsageError for an impossible combination, EnvironmentFault for what this machine lacks.
+    """
+    import torch
+
+    from bcgbench.models import weights
+
+    adapter = find_adapter(case.model)
+    loading.check(case, adapter)
+    device, dtype = loading.device_of(case, adapter), loading.dtype_of(case)
+    began = time.perf_counter()
+    torch.manual_seed(case.seed)
+    synthetic = case.weights == "random" and not adapter.facts.tiny
+    source = case.source or (None if synthetic or adapter.facts.tiny else case.model)
+    if source is not None:
+        pipe = loading.pretrained(source, adapter=adapter, dtype=dtype)
+    elif synthetic:
+        pipe = adapter.assemble(weights.Builder(device=device, dtype=dtype, seed=case.seed))
+    else:  # built on the CPU, so that a tiny model has the same weights on every device
+        pipe = adapter.assemble(weights.Builder(device=torch.device("cpu"), dtype=dtype, seed=case.seed))
+    pipe.to(device)
+    modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+    for module in modules:
+        module.eval().requires_grad_(requires_grad=False)
+    adapter.prepare_pipeline(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Session(
+        adapter=adapter, pipe=pipe, case=case, device=device, dtype=dtype, synthetic=synthetic,
+        token_counts=_token_counts(case, adapter, None if synthetic else pipe), load_s=time.perf_counter() - began,
+        weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe),
+    )  # fmt: skip
+
+
+def _token_counts(case: Case, adapter: Adapter, pipe: Any | None) -> tuple[int, ...]:
+    """Tokens of each prompt as they reach the transformer; counted where there is a tokenizer."""
+    if pipe is not None:
+        counts = tuple(adapter.count_tokens(pipe, prompt) for prompt in case.prompts)
+    elif case.token_counts is not None:
+        counts = case.token_counts
+    else:
+        counts = tuple(map(adapter.estimate_tokens, case.prompts))
+    for prompt, tokens in enumerate(counts):
+        if tokens > adapter.max_tokens:
+            log.warning("prompt %d has %d tokens; %s keeps %d", prompt, tokens, adapter.facts.id, adapter.max_tokens)
+    return tuple(min(tokens, adapter.max_tokens) for tokens in counts)

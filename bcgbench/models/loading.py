@@ -1,0 +1,116 @@
+"""What loading needs of the machine and of the hub: device, dtype, memory, files. Every refusal names a way on.
+
+Building with random weights stands in `weights`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bcgbench.errors import EnvironmentFault, UsageError
+from bcgbench.models import INDEX_FILE, MODELS
+
+if TYPE_CHECKING:
+    import torch
+
+    from bcgbench.models.base import Adapter
+    from bcgbench.types import Case
+
+DTYPES = ("bfloat16", "float16", "float32")
+GB = 1e9
+
+
+def check(case: Case, adapter: Adapter) -> None:
+    """Refuse a case whose fields contradict each other or the model (UsageError)."""
+    if case.weights == "random" and (case.source or Path(case.model).is_dir()):
+        folder = case.source or case.model
+        raise UsageError(f"Weights cannot be both random and those of {folder}: leave out one of the two.")
+    if case.buckets and not adapter.facts.buckets:
+        raise UsageError(
+            f"{adapter.facts.id} has no prompt-length buckets ({adapter.facts.policy}); got {case.buckets}. "
+            "Leave buckets unset."
+        )
+    if case.token_counts is not None and len(case.token_counts) != len(case.prompts):
+        raise UsageError(
+            f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."
+        )
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """The torch dtype that a case names."""
+    import torch
+
+    if case.dtype not in DTYPES:
+        raise UsageError(f"Unknown dtype {case.dtype!r}: expected one of {', '.join(DTYPES)}.")
+    return getattr(torch, case.dtype)
+
+
+def device_of(case: Case, adapter: Adapter) -> torch.device:
+    """The torch device that a case names, once it is known to exist and to have enough free memory."""
+    import torch
+
+    try:
+        device = torch.device(case.device)
+    except RuntimeError as error:
+        raise UsageError(f"Unknown device {case.device!r}: expected cuda, cuda:<index> or cpu.") from error
+    if device.type != "cuda":
+        return device
+    needed = adapter.facts.memory_bytes + (adapter.text_encoder_bytes if case.weights == "pretrained" else 0)
+    way_on = f"Use a GPU with {needed / GB:.0f} GB free, or the tiny model: {_tiny(adapter)} with device cpu."
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise EnvironmentFault(
+            f"{adapter.facts.id} was asked for on {case.device}, and torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} CUDA devices here. {way_on}"
+        )
+    free, total = torch.cuda.mem_get_info(device)
+    if free < needed:
+        raise EnvironmentFault(
+            f"{adapter.facts.id} needs about {needed / GB:.1f} GB of GPU memory; {case.device} has {free / GB:.1f} of "
+            f"{total / GB:.1f} GB free. {way_on}"
+        )
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _tiny(adapter: Adapter) -> str:
+    """Id of the tiny model that shares an adapter's pipeline."""
+    from bcgbench.models import facts
+
+    return next(name for name in MODELS if facts(name).tiny and facts(name).pipeline == adapter.facts.pipeline)
+
+
+def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
+    """The pipeline of a local folder or of a hub id, on the CPU.
+
+    EnvironmentFault where neither the folder nor the hub nor its cache has the files.
+    """
+    from diffusers import DiffusionPipeline
+    from huggingface_hub.errors import HfHubHTTPError
+
+    local = Path(source).is_dir()
+    if local:
+        _check_class(Path(source), adapter=adapter)
+    try:
+        return DiffusionPipeline.from_pretrained(source, dtype=dtype, local_files_only=local)
+    except (OSError, HfHubHTTPError) as error:
+        reason = str(error).strip().split("\n")[0]
+        if local:
+            raise EnvironmentFault(f"{source} could not be loaded: {reason}") from error
+        raise EnvironmentFault(
+            f"The weights of {source} are neither in the hub's local cache nor reachable: {reason} "
+            "Give a local diffusers folder (as the model, or with --source), or run the same arithmetic on seeded "
+            "weights with --weights random."
+        ) from error
+
+
+def _check_class(folder: Path, *, adapter: Adapter) -> None:
+    """Refuse a folder that holds another pipeline (UsageError)."""
+    index_path = folder / INDEX_FILE
+    if not index_path.is_file():
+        raise UsageError(f"{folder} holds no {INDEX_FILE}, so it is not a folder in diffusers layout.")
+    index = json.loads(index_path.read_text(encoding="utf-8"))
+    if not adapter.fits(folder, index=index):
+        raise UsageError(
+            f"{folder} holds a {index.get('_class_name')}, and {adapter.facts.id} needs a {adapter.facts.pipeline}."
+        )
