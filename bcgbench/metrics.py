@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from bcgbench.stats import median
+from bcgbench.stats import log_ratios, median
 from bcgbench.types import Engagement, Memory, Profile, Record, Sample
 
 Clock = Literal["event", "host"]
@@ -45,6 +45,20 @@ def denoise_times(record: Record, *, clock: Clock | None = None) -> dict[int, fl
         seconds = event_s if chosen == "event" and event_s is not None else sample.denoise_host_s
         times[sample.round] = times.get(sample.round, 0.0) + seconds
     return times
+
+
+def paired_log_ratios(a: Record, b: Record) -> tuple[float, ...]:
+    """log(a/b) of denoise times, one per round that both arms measured with the same prompts, on one clock for both."""
+    clock: Clock = "event" if clock_of(a) == clock_of(b) == "event" else "host"
+    a_s, b_s = denoise_times(a, clock=clock), denoise_times(b, clock=clock)
+    a_prompts, b_prompts = _prompts(a), _prompts(b)
+    rounds = [r for r in sorted(a_s) if r in b_s and a_prompts[r] == b_prompts[r]]
+    return log_ratios([a_s[r] for r in rounds], [b_s[r] for r in rounds])
+
+
+def _prompts(record: Record) -> dict[int, list[int]]:
+    rounds = {s.round for s in record.measured}
+    return {r: sorted(s.prompt for s in record.measured if s.round == r) for r in rounds}
 
 
 def _median(values: Iterable[float | None]) -> float | None:

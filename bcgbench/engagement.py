@@ -1,0 +1,69 @@
+"""Proof that the graphs ran: what a record's counters say against its claim to replay them.
+
+Here: one reason per way in which the proof fails. A denoise time without this proof may be eager's own, which is how
+published comparisons of eager with eager came about. No limits, no times; those stand in `verdict.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bcgbench.types import Engagement, Reason, Record, Sample
+
+CODES = frozenset(
+    {"not-engaged", "captured-not-engaged", "fallback", "late-capture", "baseline-replayed", "uncalled", "evicted"}
+)
+"""Every code that `engagement_reasons` gives."""
+INFORMATIONAL = frozenset({"uncalled", "evicted"})
+"""Those that leave a record OK: a bucket that no prompt needed, a graph dropped for room and made again."""
+
+
+def is_graph(record: Record) -> bool:
+    """Whether the arm claims to replay graphs, and so owes proof of it."""
+    return record.backend in ("cuda", "tape")
+
+
+def engagement_reasons(record: Record) -> tuple[Reason, ...]:
+    """Every way in which the record's counters contradict what its arm claims; also for tape runs."""
+    if not is_graph(record):
+        replays = sum(s.replays for s in record.samples)
+        text = f"{record.runner} is a baseline without graphs, yet {replays} calls were replayed; run it unhooked"
+        return (Reason(code="baseline-replayed", text=text),) if replays else ()
+    proof = record.engagement
+    if proof is None:
+        text = f"{record.runner} carries no proof of replay (no engagement); its times may be eager times"
+        return (Reason(code="not-engaged", text=text),)
+    return (*_replay_reasons(proof, record.measured), *_capture_reasons(proof))
+
+
+def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[Reason]:
+    if not proof.replays or proof.replays != proof.expected_forwards:
+        text = f"{proof.replays} of {proof.expected_forwards} transformer calls were replayed; all must be"
+        yield Reason(code="not-engaged", text=text)
+    elif short := [s for s in measured if s.replays != s.forwards]:
+        first = short[0]
+        text = f"{len(short)} measured images were not replayed whole, first round {first.round}: "
+        yield Reason(code="not-engaged", text=text + f"{first.replays} replays for {first.forwards} calls")
+    if not proof.replays and any(proof.captures):
+        text = f"{max(proof.captures)} graphs were captured and none was replayed; the hook is not on the called module"
+        yield Reason(code="captured-not-engaged", text=text)
+    fallbacks = max(proof.fallbacks, sum(s.fallbacks for s in measured))
+    if fallbacks:
+        yield Reason(code="fallback", text=f"{fallbacks} calls ran eagerly: {_misses_phrase(proof)}")
+
+
+def _misses_phrase(proof: Engagement) -> str:
+    misses = (f"{m.count}x {m.module}: {'; '.join((m.reason, *m.difference))}" for m in proof.misses)
+    return " | ".join(misses) or "no miss was recorded, so the cause is unknown"
+
+
+def _capture_reasons(proof: Engagement) -> Iterable[Reason]:
+    if len(set(proof.captures)) > 1:
+        held = ", ".join(map(str, proof.captures))
+        text = f"graphs held after preparation, req1, req2, req1 again: {held}; capture every shape in preparation"
+        yield Reason(code="late-capture", text=text)
+    if proof.uncalled and proof.replays:
+        text = f"{len(proof.uncalled)} captured graphs were not needed by any prompt: {'; '.join(proof.uncalled)}"
+        yield Reason(code="uncalled", text=text)
+    if proof.evictions:
+        yield Reason(code="evicted", text=f"{proof.evictions} graphs were dropped for room; raise the entry limit")

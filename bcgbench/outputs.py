@@ -1,0 +1,112 @@
+"""What the stored differences between two arms' outputs amount to, in one phrase and one exit code.
+
+Here: reading `Fidelity` answers and wording them. Not here: computing differences (`fidelity.py`), limits
+(`verdict.py` passes them in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bcgbench.types import Difference, Fidelity, Question, Reason, Record
+
+PIXEL_LEVELS = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The graph question of one arm. `exact` None means that it was not answered."""
+
+    exact: bool | None
+    phrase: str
+    exit_code: int = 0
+    reasons: tuple[Reason, ...] = ()
+
+
+def answer(records: Iterable[Record], question: Question) -> Fidelity | None:
+    """First answer to `question` among the records that compared any final output."""
+    answers = (f for r in records for f in r.fidelity if f.question == question)
+    return next((f for f in answers if f.latents or f.images or f.calls_exact < f.calls), None)
+
+
+def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -> Outputs:
+    """Whether the arm computes what eager computes on the same inputs: exactly, or as well as eager repeats itself.
+
+    Exit code 3 when it does not, 4 when a graph arm was never checked. An arm that is not OK gets no credit for
+    equal outputs, which may be eager's own; a difference still counts.
+    """
+    graph = answer((record,), "graph")
+    if graph is None:
+        return _unchecked(record)
+    floor = None if rerun is None or rerun.exact else rerun
+    note = f" (eager itself is not repeatable: {describe(floor)})" if floor else ""
+    if graph.exact:
+        believed = record.status == "OK"
+        return Outputs(exact=True, phrase="exact" + note) if believed else Outputs(exact=None, phrase="not judged")
+    phrase = describe(graph)
+    if floor and no_worse(graph, floor, margin_db=margin_db):
+        return Outputs(exact=False, phrase=f"{phrase}, no worse than eager{note}")
+    phrase += f", worse than eager{note}" if floor else ""
+    reason = Reason(code="outputs-differ", text=f"{record.runner} against {graph.reference}: {phrase}")
+    return Outputs(exact=False, phrase=phrase, exit_code=3, reasons=(reason,))
+
+
+def _unchecked(record: Record) -> Outputs:
+    if record.backend == "none" or record.status != "OK":
+        return Outputs(exact=None, phrase="not judged")
+    reason = Reason(code="fidelity-not-judged", text=f"outputs of {record.runner} were not compared with eager's")
+    return Outputs(exact=None, phrase="not judged", exit_code=4, reasons=(reason,))
+
+
+def describe(fidelity: Fidelity) -> str:
+    """Return "exact", or "differs: max 0.0156, 61.2 dB at latents 0; 28 of 40 calls, first call 12"."""
+    if fidelity.exact:
+        return "exact"
+    parts = [size_phrase(d) for d in [worst_difference((*fidelity.latents, *fidelity.images))] if d]
+    if wrong := fidelity.calls - fidelity.calls_exact:
+        parts.append(f"{wrong} of {fidelity.calls} calls, first call {fidelity.first_call}")
+    return "differs: " + "; ".join(parts)
+
+
+def padding_phrase(fidelity: Fidelity | None) -> str:
+    """What padding alone changes, worst image (else latents) first; "" where the question was not asked."""
+    if fidelity is None:
+        return ""
+    shown = worst_difference(fidelity.images) or worst_difference(fidelity.latents)
+    return size_phrase(shown) if shown else describe(fidelity)
+
+
+def size_phrase(difference: Difference) -> str:
+    """Return "max 0.0156, 61.2 dB at latents 0"."""
+    psnr = "no finite PSNR" if difference.psnr_db is None else f"{difference.psnr_db:.1f} dB"
+    return f"max {difference.max_abs:.3g}, {psnr} at {difference.name}"
+
+
+def worst_difference(differences: Iterable[Difference]) -> Difference | None:
+    """The one of lowest PSNR among those not exact; one without a finite PSNR is worse than any."""
+    wrong = [d for d in differences if not d.exact]
+    return min(wrong, key=_psnr_db, default=None)
+
+
+def no_worse(fidelity: Fidelity, floor: Fidelity, *, margin_db: float) -> bool:
+    """Whether calls, latents and images differ no more than in `floor`, worst against worst, within `margin_db`."""
+    kinds = ((fidelity.latents, floor.latents), (fidelity.images, floor.images))
+    finals = all(_within(worst_difference(x), worst_difference(y), margin_db) for x, y in kinds)
+    calls = fidelity.calls == fidelity.calls_exact or (
+        fidelity.worst_call is not None and _within(fidelity.worst_call, floor.worst_call, margin_db)
+    )
+    return finals and calls
+
+
+def _within(x: Difference | None, floor: Difference | None, margin_db: float) -> bool:
+    if x is None or floor is None:
+        return x is None
+    # One pixel level is the least that an image can be off by, so it is granted to images on top of the margin.
+    level = x.data_range / PIXEL_LEVELS if x.name.startswith("image") else 0.0
+    limit = floor.max_abs * 10 ** (margin_db / 20) + level
+    return x.max_abs <= limit and _psnr_db(x) >= _psnr_db(floor) - margin_db
+
+
+def _psnr_db(difference: Difference) -> float:
+    return float("-inf") if difference.psnr_db is None else difference.psnr_db

@@ -1,0 +1,121 @@
+"""Behaviour of `bcgbench.outputs`, through `verdict.compare`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bcgbench.types import Record
+from bcgbench.verdict import Thresholds, compare
+from tests import factories as make
+from tests.factories import codes, graph_record, inexact, record, unequal
+
+
+def test_exact_outputs_are_called_exact() -> None:
+    """No decibels for equal bytes."""
+    found = compare(record(), graph_record())
+    assert (found.exact, found.fidelity, found.padding) == (True, "exact", "exact")
+
+
+def test_outputs_that_differ_exit_3_even_when_faster() -> None:
+    """A wrong picture outranks every speed; the phrase gives size, place and first call."""
+    found = compare(record(), graph_record(fidelity=(inexact(),)))
+    assert (found.speed, found.exact, found.exit_code) == ("FASTER", False, 3)
+    assert found.fidelity == "differs: max 3, 52.0 dB at image 0; 28 of 40 calls, first call 12"
+    assert codes(found) == ["outputs-differ"]
+
+
+def test_a_call_that_differs_counts_although_the_picture_is_equal() -> None:
+    """One wrong transformer call hidden by rounding is still a difference."""
+    hidden = make.fidelity(calls_exact=39, first_call=7, worst_call=unequal(name="call 7"))
+    found = compare(record(), graph_record(fidelity=(hidden,)))
+    assert (found.exact, found.exit_code) == (False, 3)
+    assert found.fidelity == "differs: 1 of 40 calls, first call 7"
+
+
+@pytest.mark.parametrize("fidelity", [(), (make.fidelity(latents=(), images=()),)])
+def test_a_graph_arm_never_checked_is_not_fine(fidelity: Any) -> None:
+    """Comparing nothing is not equality: exit 4, speed still shown."""
+    found = compare(record(), graph_record(fidelity=fidelity))
+    assert (found.speed, found.exact, found.fidelity, found.exit_code) == ("FASTER", None, "not judged", 4)
+    assert codes(found) == ["fidelity-not-judged"]
+
+
+def test_an_arm_without_graphs_need_not_be_checked() -> None:
+    """Eager against eager asks no graph question."""
+    found = compare(record(), record(run_id="another"))
+    assert (found.exact, found.fidelity, found.exit_code) == (None, "not judged", 0)
+
+
+def test_equal_outputs_of_an_arm_that_fell_back_prove_nothing() -> None:
+    """They may be eager's own outputs."""
+    found = compare(record(), graph_record(status="INVALID"))
+    assert (found.exact, found.fidelity, found.exit_code) == (None, "not judged", 4)
+
+
+def test_wrong_outputs_outrank_an_invalid_time() -> None:
+    """Exit 3 before 4."""
+    assert compare(record(), graph_record(status="INVALID", fidelity=(inexact(),))).exit_code == 3
+
+
+def unstable() -> Record:
+    """Eager that does not repeat itself: 52 dB in image 0."""
+    return record(fidelity=(inexact(question="rerun"), make.fidelity(question="padding")))
+
+
+def test_a_graph_no_worse_than_eager_against_itself_is_fine() -> None:
+    """The phrase names the floor; `exact` stays False and the exit code 0."""
+    found = compare(unstable(), graph_record(fidelity=(inexact(),)))
+    assert (found.exact, found.exit_code) == (False, 0)
+    assert "no worse than eager (eager itself is not repeatable: differs: max 3, 52.0 dB" in found.fidelity
+
+
+def test_a_graph_worse_than_the_floor_exits_3() -> None:
+    """40 dB where eager repeats itself to 52 dB."""
+    far = unequal(name="image 0", max_abs=30.0, psnr_db=40.0, data_range=255.0)
+    found = compare(unstable(), graph_record(fidelity=(inexact(images=(far,)),)))
+    assert found.exit_code == 3
+    assert "worse than eager (eager itself is not repeatable" in found.fidelity
+
+
+def test_a_floor_in_the_image_excuses_no_latents() -> None:
+    """Eager repeats latents and calls exactly, so the graph must."""
+    shaky = make.fidelity(question="rerun", images=inexact().images)
+    found = compare(record(fidelity=(shaky,)), graph_record(fidelity=(inexact(),)))
+    assert found.exit_code == 3
+
+
+def test_a_difference_without_finite_psnr_is_never_within_the_floor() -> None:
+    """NaN latents are worse than any noise."""
+    broken = unequal(psnr_db=None, max_abs=0.0)
+    assert compare(unstable(), graph_record(fidelity=(inexact(latents=(broken,)),))).exit_code == 3
+
+
+def test_an_exact_graph_stays_exact_over_an_unstable_eager() -> None:
+    """The floor is mentioned, not applied."""
+    found = compare(unstable(), graph_record())
+    assert found.exact is True
+    assert found.fidelity.startswith("exact (eager itself is not repeatable: ")
+
+
+def test_the_floor_can_be_handed_in() -> None:
+    """Two graph arms carry no rerun question of their own."""
+    a, b = graph_record(), graph_record(runner="graph", fidelity=(inexact(),))
+    assert compare(a, b).exit_code == 3
+    assert compare(a, b, rerun=inexact(question="rerun")).exit_code == 0
+
+
+def test_padding_is_reported_and_is_no_error() -> None:
+    """Worst image with its size, whichever arm asked the question; exit 0."""
+    padded = record(fidelity=(inexact(question="padding"),))
+    assert compare(padded, graph_record()).padding == "max 3, 52.0 dB at image 0"
+    assert compare(padded, graph_record()).exit_code == 0
+    assert compare(record(fidelity=()), graph_record()).padding == ""
+
+
+def test_padding_over_a_limit_exits_3() -> None:
+    """Only when a limit is set."""
+    padded = record(fidelity=(inexact(question="padding"),))
+    found = compare(padded, graph_record(), thresholds=Thresholds(min_padding_psnr_db=60.0))
+    assert (found.exit_code, codes(found)) == (3, ["padding-over-limit"])
