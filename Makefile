@@ -26,7 +26,8 @@ check: $(STAMP) ## lint and type-check
 	$(BIN)/mypy
 
 gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own torch
-	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: torch finds no CUDA device; use make test")'
+	@$(GPU_PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { \
+		echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; choose one with PYTHON=..., or use make test" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
 clean: ## remove the virtual environment, build output and caches
