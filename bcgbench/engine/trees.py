@@ -86,16 +86,19 @@ def _build(spec: Spec, values: list[Any]) -> Any:
     return made
 
 
+def _rebuild(spec: Spec, supply: Iterator[Any]) -> Any:
+    if spec.kind is None:
+        return next(supply)
+    return _build(spec, [_rebuild(child, supply) for child in spec.children])
+
+
 def rebuild(spec: Spec, leaves: Iterable[Any]) -> Any:
-    """The tree of `spec` over `leaves`, with the original container types."""
-    supply = iter(leaves)
+    """The tree of `spec` over `leaves`, with the original container types.
 
-    def make(node: Spec) -> Any:
-        if node.kind is None:
-            return next(supply)
-        return _build(node, [make(child) for child in node.children])
-
-    return make(spec)
+    Leaves no reference cycle behind: a capture runs without garbage collection, and a cycle through its tensors kept
+    0.45 GiB of graph memory at Qwen-Image 512x512.
+    """
+    return _rebuild(spec, iter(leaves))
 
 
 def paths(spec: Spec, *, prefix: str = "") -> Iterator[str]:

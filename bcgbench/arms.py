@@ -1,0 +1,269 @@
+"""A runner brought to life on a loaded pipeline: the hook on the denoisers' forward, and its counters.
+
+The hook binds the call, pads it by the model's policy and hands it to the engine. Nothing here measures or compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bcgbench.engine import trees
+from bcgbench.engine.breaks import BreakPolicy
+from bcgbench.engine.buffers import version
+from bcgbench.engine.graph import SegmentedGraph
+from bcgbench.engine.graphed import GraphedForward
+from bcgbench.models.base import Session
+from bcgbench.models.padding import OutsidePolicy, PadCache
+from bcgbench.runners import Runner
+from bcgbench.types import Engagement, Miss
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One transformer call as the pipeline made it: bound arguments and, by the eager arm, its output."""
+
+    module: str
+    arguments: Arguments
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Calls of an arm so far."""
+
+    forwards: int
+    replays: int
+    fallbacks: int
+
+    def since(self, earlier: Counts) -> Counts:
+        """What was counted after `earlier`."""
+        return Counts(self.forwards - earlier.forwards, self.replays - earlier.replays,
+                      self.fallbacks - earlier.fallbacks)  # fmt: skip
+
+
+class Binder:
+    """Turns a call's positional and keyword arguments into all arguments by name, defaults filled.
+
+    LongCat passes `guidance=None` in one branch and omits it in the other: without defaults these are two signatures.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self._names = [p.name for p in parameters]
+        self._defaults = {p.name: None if p.default is p.empty else p.default for p in parameters}
+        self._required = {p.name for p in parameters if p.default is p.empty}
+        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
+        """The arguments by name; raises `TypeError` as the call itself would."""
+        given = dict(zip(self._names, args, strict=False)) | kwargs
+        once = len(args) + len(kwargs) == len(given)
+        if self._plain and once and self._required <= given.keys() <= self._defaults.keys():
+            return self._defaults | given
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+
+class Hook:
+    """What stands in for one denoiser's forward while an arm is attached."""
+
+    def __init__(self, module: nn.Module, *, session: Session, runner: Runner) -> None:
+        original = module.forward
+        adapter, case = session.adapter, session.case
+
+        def forward(arguments: Arguments) -> Any:
+            return adapter.forward(module, original, arguments)
+
+        policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
+        if policy is not None and policy.attention:
+            policy = BreakPolicy(names=(*policy.names, *adapter.breaks), attention=True)
+        self.module = module
+        self.original = original
+        self.bind = Binder(original)
+        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module)
+        self._adapter = adapter
+        self._padded = runner.padded
+        self._buckets = adapter.default_buckets if case.buckets is None else case.buckets
+        self._cache = PadCache()
+
+    def pad(self, arguments: Arguments) -> Arguments:
+        """The arguments that the engine sees. Raises `OutsidePolicy`."""
+        if not self._padded:
+            return arguments
+        return self._adapter.pad(arguments, buckets=self._buckets, cache=self._cache)
+
+    def variants(self, arguments: Arguments) -> Iterator[Arguments]:
+        """Every padded shape of a traced call that a warm-up captures, largest first."""
+        return self._adapter.variants(arguments, buckets=self._buckets, cache=self._cache)
+
+    def call(self, arguments: Arguments) -> Any:
+        """One forward on bound arguments."""
+        try:
+            padded = self.pad(arguments)
+        except OutsidePolicy as reason:
+            self.graphed.calls += 1
+            self.graphed.cache.count(str(reason))
+            return self.graphed.fall_back(arguments)
+        return self.graphed(padded)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The denoiser's forward as the pipeline calls it."""
+        return self.call(self.bind(args, kwargs))
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, forward: Any) -> Iterator[None]:
+    """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
+    original = module.forward
+    module.forward = functools.wraps(original)(
+        lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
+    )
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+class Arm:
+    """One runner on one session."""
+
+    def __init__(self, runner: Runner, session: Session) -> None:
+        self.runner = runner
+        self.hooks = {
+            name: Hook(module, session=session, runner=runner)
+            for name, module in session.denoisers.items()
+        }
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """The pipeline runs through this arm until the block ends."""
+        with contextlib.ExitStack() as stack:
+            if self.runner.hooked:
+                for hook in self.hooks.values():
+                    stack.enter_context(_replaced(hook.module, hook))
+            yield
+
+    def call(self, traced: Traced) -> Any:
+        """This arm's output on a traced call's arguments."""
+        return self.hooks[traced.module].call(traced.arguments)
+
+    def prepare(self, calls: Iterable[Traced]) -> None:
+        """Capture every signature that the calls may meet, the largest first, then freeze.
+
+        Raises `CaptureError`; a call outside the length policy is left to a counted fallback.
+        """
+        if self.runner.captured:
+            for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
+                hook.graphed.prepare(arguments)
+        for hook in self.hooks.values():
+            hook.graphed.freeze()
+
+    def _variants(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
+        found: dict[Any, tuple[Hook, Arguments]] = {}
+        for traced in calls:
+            hook = self.hooks[traced.module]
+            with contextlib.suppress(OutsidePolicy):
+                for arguments in hook.variants(traced.arguments):
+                    found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
+        return list(found.values())
+
+    @property
+    def counts(self) -> Counts:
+        """Calls since the arm was made."""
+        graphed = [hook.graphed for hook in self.hooks.values()]
+        return Counts(sum(g.calls for g in graphed), sum(g.replays for g in graphed), sum(g.fallbacks for g in graphed))
+
+    @property
+    def graphs(self) -> list[SegmentedGraph]:
+        """All graphs held."""
+        return [graph for hook in self.hooks.values() for graph in hook.graphed.cache.graphs]
+
+    @property
+    def backend(self) -> str:
+        """What replays: "cuda", "tape", or "none"."""
+        names = [hook.graphed.backend.name for hook in self.hooks.values() if hook.graphed.backend is not None]
+        return names[0] if names else "none"
+
+    @property
+    def growth_bytes(self) -> tuple[int, ...]:
+        """Growth of reserved memory per capture, in order."""
+        return tuple(size for hook in self.hooks.values() for size in hook.graphed.growth_bytes)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Reserved by the arm's graph pools."""
+        backends = [hook.graphed.backend for hook in self.hooks.values()]
+        return sum(backend.pool_bytes() for backend in backends if backend is not None)
+
+    def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
+        """The proof of replay over everything this arm was asked to run."""
+        graphs, counts = self.graphs, self.counts
+        largest = max(graphs, key=lambda graph: len(graph.steps), default=None)
+        misses = [
+            Miss(module=name, reason=miss.reason, difference=miss.difference, count=miss.count)
+            for name, hook in self.hooks.items()
+            for miss in hook.graphed.cache.misses.values()
+        ]
+        return Engagement(
+            captures=captures,
+            signatures=tuple(str(graph.signature) for graph in graphs),
+            segments=largest.segments if largest else 0,
+            breaks=largest.breaks if largest else 0,
+            expected_forwards=expected_forwards,
+            replays=counts.replays,
+            fallbacks=counts.fallbacks,
+            misses=tuple(misses),
+            evictions=sum(hook.graphed.cache.evictions for hook in self.hooks.values()),
+            uncalled=tuple(str(graph.signature) for graph in graphs if graph.replays == 0),
+            graph_nodes=largest.nodes if largest else None,
+            prepare_forwards=sum(hook.graphed.prepare_forwards for hook in self.hooks.values()),
+        )
+
+
+def _elements(arguments: Arguments) -> int:
+    return sum(tensor.numel() for tensor in trees.tensors(arguments))
+
+
+class Tracer:
+    """Keeps inputs and outputs of every denoiser call of an arm; an object that does not change is kept once."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.calls: list[Traced] = []
+        self._arm = arm
+        self._kept: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
+
+    def _keep(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        count = version(leaf)
+        if count is None:
+            return leaf.clone()
+        # the source is kept beside its copy, so that its identity cannot be reused
+        _, copy = self._kept.setdefault((id(leaf), count), (leaf, leaf.clone()))
+        return copy
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Trace until the block ends; the arm must be attached inside it."""
+        with contextlib.ExitStack() as stack:
+            for name, hook in self._arm.hooks.items():
+                stack.enter_context(_replaced(hook.module, functools.partial(self._call, name, hook)))
+            yield
+
+    def _call(self, name: str, hook: Hook, /, *args: Any, **kwargs: Any) -> Any:
+        arguments = hook.bind(args, kwargs)
+        kept = trees.map_leaves(self._keep, arguments)
+        output = hook.call(arguments)
+        self.calls.append(Traced(name, kept, trees.clone(output)))
+        return output

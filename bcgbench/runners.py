@@ -1,0 +1,53 @@
+"""The arms that a case can be run with: one table. Importable without torch; `arms.py` brings a row to life.
+
+`eager`, `bcg` and `graph` are one forward hook on one engine and differ in the columns alone, so that what they do not
+share is only the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bcgbench.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """How an arm calls the denoiser."""
+
+    name: str
+    description: str
+    hooked: bool = True
+    """Whether the denoiser's forward goes through the engine's hook at all."""
+    padded: bool = False
+    """Whether the model's length policy pads the call."""
+    captured: bool = False
+    """Whether calls are captured and replayed."""
+    breaks: str | None = None
+    """Break policy; None takes the case's."""
+
+
+RUNNERS: dict[str, Runner] = {
+    "untouched": Runner(
+        name="untouched", description="the pipeline without any hook: against eager, the hook's own cost", hooked=False
+    ),
+    "eager": Runner(name="eager", description="eager at native prompt length, through the engine's hook"),
+    "eager-padded": Runner(
+        name="eager-padded", description="eager on the inputs that the graphs get: against eager, the padding's effect",
+        padded=True,
+    ),
+    "bcg": Runner(
+        name="bcg", description="breakable CUDA graph: captured segments, attention eager between them", padded=True,
+        captured=True,
+    ),
+    "graph": Runner(
+        name="graph", description="one CUDA graph of the whole forward", padded=True, captured=True, breaks="none"
+    ),
+}  # fmt: skip
+
+
+def runner(name: str) -> Runner:
+    """The row of this name. Raises `UsageError` naming the known ones."""
+    if name not in RUNNERS:
+        raise UsageError(f"Unknown runner {name!r}. Known: {', '.join(RUNNERS)}.")
+    return RUNNERS[name]

@@ -1,0 +1,294 @@
+"""The engine on a real GPU: what the tape cannot see (lifetime, memory pool, streams, generator, failed captures)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bcgbench.engine import breaks, segments
+from bcgbench.engine.breaks import BreakPolicy
+from bcgbench.engine.buffers import Address
+from bcgbench.engine.cache import Limits
+from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.segments import Bridge, CudaSegment
+from bcgbench.errors import CaptureError
+
+pytestmark = pytest.mark.gpu
+WIDTH = 256
+
+
+class Block(nn.Module):
+    """Attention and MLP with residuals, the shape of a DiT block."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
+
+
+class Net(nn.Module):
+    """A stack of blocks behind one tensor argument."""
+
+    def __init__(self, depth=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+
+    def forward(self, x, scale=1.0):
+        for block in self.blocks:
+            x = block(x)
+        return (x * scale,)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net().to("cuda", torch.bfloat16).eval()
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def graphed(module, policy="attention", **limits):
+    return GraphedForward(lambda arguments: module(**arguments), device=torch.device("cuda"), module=module,
+                          policy=BreakPolicy.parse(policy), limits=Limits(**limits))  # fmt: skip
+
+
+def inputs(length=128, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return {"x": torch.randn(1, length, WIDTH, generator=generator, device="cuda", dtype=torch.bfloat16)}
+
+
+def churn():
+    """Allocate and free, so that memory which nobody owns is overwritten."""
+    for size in (1, 7, 63, 512, 4096):
+        torch.full((size * 1024,), float("nan"), device="cuda")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("policy", ["attention", "none"])
+def test_replay_is_bit_exact_on_fresh_inputs_in_every_bucket_order(net, policy):
+    """Graphs of three lengths share a pool and replay exactly in any order, with the allocator churned in between."""
+    engine = graphed(net, policy)
+    lengths = [256, 128, 64]
+    for length in lengths:
+        engine.prepare(inputs(length))
+    engine.freeze()
+    for seed, length in enumerate([*lengths, *reversed(lengths), 128, 256, 64]):
+        churn()
+        call = inputs(length, seed + 1)
+        assert torch.equal(engine(call)[0], net(**call)[0])
+    assert engine.fallbacks == 0
+
+
+def test_segmented_memory_is_that_of_a_whole_graph():
+    """Bridges in the pool and borrowed break inputs: growth at most 5 % above one graph without breaks."""
+    torch.manual_seed(0)
+    net = Net(depth=12).to("cuda", torch.bfloat16).eval()
+    call = inputs(8192)
+    grown = {}
+    for policy in ("none", "attention"):
+        engine = graphed(net, policy)
+        engine.prepare(call)
+        grown[policy] = engine.backend.pool_bytes()
+    assert grown["attention"] <= 1.05 * grown["none"], grown
+
+
+def test_outputs_survive_the_next_replay(net):
+    """The output of one call is a copy: the next replay does not overwrite it."""
+    engine = graphed(net)
+    engine.prepare(inputs())
+    first = engine(inputs(seed=1))[0]
+    kept = first.clone()
+    engine(inputs(seed=2))
+    assert torch.equal(first, kept)
+
+
+def test_break_output_that_nobody_owns_is_caught(net, monkeypatch):
+    """Injected fault (sglang#30584): the next segment reads the break's own output, freed after the break."""
+
+    def unowned(_self, result):
+        return result, Bridge(Address.of(result))
+
+    monkeypatch.setattr(CudaSegment, "bridge", unowned)
+    monkeypatch.setattr(Bridge, "fill", lambda _self, _result: None)
+    engine = graphed(net)
+    engine.prepare(inputs())
+    churn()
+    call = inputs(seed=3)
+    assert not torch.equal(engine(call)[0], net(**call)[0])
+
+
+def test_dropped_bridge_copy_is_caught(net, monkeypatch):
+    """Injected fault: a break's output is not copied to where the next segment reads it; capture itself refuses."""
+    monkeypatch.setattr(Bridge, "fill", lambda _self, _result: None)
+    engine = graphed(net)
+    with pytest.raises(CaptureError, match="first differing module"):
+        engine.prepare(inputs())
+
+
+def test_host_constants_are_hoisted(net):
+    """Host values turned into device tensors inside a forward are legal in a capture (they are not in plain torch)."""
+
+    def forward(arguments):
+        x = arguments["x"]
+        scale = torch.tensor([2.0, 3.0], device="cuda") + torch.as_tensor(1, device="cuda")
+        table = torch.arange(WIDTH, dtype=torch.float32).to("cuda")
+        scale.add_(1)  # writing to a constant must not accumulate over replays
+        return net(x * scale[0].to(x.dtype) + table.to(x.dtype))
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), module=net, policy=BreakPolicy.parse("attention"))
+    engine.prepare(inputs())
+    for seed in (1, 2, 3):
+        call = inputs(seed=seed)
+        assert torch.equal(engine(call)[0], forward(call)[0])
+    assert engine.replays == 3
+
+
+def test_host_reads_are_guarded():
+    """A branch on data replays while the value holds, and is a counted miss when it does not."""
+
+    def forward(arguments):
+        x = arguments["x"] * 2
+        return x + 1 if x.sum().item() > 0 else x - 1
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    ones = {"x": torch.ones(4, device="cuda")}
+    engine.prepare(ones)
+    assert engine(ones).tolist() == [3.0] * 4
+    assert engine({"x": torch.zeros(4, device="cuda")}).tolist() == [-1.0] * 4
+    assert (engine.replays, engine.fallbacks) == (1, 1)
+    assert "host read at item" in next(iter(engine.cache.misses.values())).reason
+
+
+def test_failed_capture_leaves_the_process_usable(net):
+    """A synchronise inside a capture invalidates it: afterwards memory, generator, older and new graphs still work."""
+    engine = graphed(net)
+    engine.prepare(inputs())
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    state = torch.cuda.get_rng_state()
+
+    def illegal(arguments):
+        x = net(**arguments)[0] + torch.rand(1, device="cuda")
+        torch.cuda.synchronize()
+        return (x,)
+
+    bad = GraphedForward(illegal, device=torch.device("cuda"), module=net, policy=BreakPolicy.parse("attention"))
+    with pytest.raises(CaptureError, match="test_engine_gpu"):
+        bad.prepare(inputs())
+    del bad
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    torch.rand(4, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved + 64 * 2**20
+    call = inputs(seed=5)
+    assert torch.equal(engine(call)[0], net(**call)[0])
+    engine.prepare(inputs(64))
+    call = inputs(64, seed=6)
+    assert torch.equal(engine(call)[0], net(**call)[0])
+
+
+def test_failed_capture_in_the_same_pool_leaves_older_graphs_exact(net):
+    """The pool that a failed capture shared goes on serving (pytorch#180395)."""
+    fail = {"now": False}
+
+    def forward(arguments):
+        out = net(**arguments)
+        if fail["now"]:
+            torch.cuda.synchronize()
+        return out
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), module=net, policy=BreakPolicy.parse("attention"))
+    engine.prepare(inputs(128))
+    fail["now"] = True
+    with pytest.raises(CaptureError):
+        engine.prepare(inputs(64))
+    fail["now"] = False
+    engine.prepare(inputs(64))
+    for length in (128, 64, 128):
+        churn()
+        call = inputs(length, seed=length)
+        assert torch.equal(engine(call)[0], net(**call)[0])
+
+
+def test_capture_draws_nothing_and_replays_draw_afresh():
+    """Preparation leaves the generator where it was; replays advance it like eager calls, draw for draw."""
+
+    def forward(arguments):
+        return arguments["x"] + torch.rand_like(arguments["x"])
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    call = {"x": torch.zeros(1024, device="cuda")}
+    torch.manual_seed(3)
+    engine.prepare(call)
+    got = [engine(call) for _ in range(2)]
+    torch.manual_seed(3)
+    assert torch.equal(got[0], forward(call))
+    assert torch.equal(got[1], forward(call))
+
+
+def test_side_streams_are_joined_at_every_segment_end():
+    """Work forked to another stream across a break is part of the graph and finished before the next segment."""
+    side = torch.cuda.Stream()
+
+    def forward(arguments):
+        x = arguments["x"]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x @ x
+        breaks.break_graph()
+        with torch.cuda.stream(side):
+            y = y @ x
+        torch.cuda.current_stream().wait_stream(side)
+        return y + 1
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    call = {"x": torch.randn(512, 512, device="cuda") / 16}
+    graph = engine.prepare(call)
+    assert graph.segments == 2
+    fresh = {"x": torch.randn(512, 512, device="cuda") / 16}
+    assert torch.equal(engine(fresh), forward(fresh))
+
+
+def test_evicting_one_graph_leaves_the_others_exact(net):
+    """cuBLAS workspaces are keyed by stream and cleared on reset (pytorch#193402): evict one, replay the others."""
+    engine = graphed(net, entries=2)
+    for length in (256, 128, 64):
+        engine.prepare(inputs(length))
+    assert engine.cache.evictions == 1
+    for length in (128, 64):
+        churn()
+        call = inputs(length, seed=9)
+        assert torch.equal(engine(call)[0], net(**call)[0])
+
+
+def test_host_inputs_get_device_buffers(net):
+    """A CPU tensor argument is copied to the device at each call where its value changed."""
+    engine = GraphedForward(lambda a: net(a["x"] * a["t"].to("cuda", torch.bfloat16)), device=torch.device("cuda"),
+                            module=net, policy=BreakPolicy.parse("attention"))  # fmt: skip
+    engine.prepare({**inputs(), "t": torch.tensor([1.0])})
+    call = {**inputs(seed=1), "t": torch.tensor([0.5])}
+    assert torch.equal(engine(call)[0], net(call["x"] * 0.5)[0])
+
+
+def test_non_owning_view_reads_bf16_bool_and_strided_memory():
+    """An address gives back the tensor for every dtype width and stride."""
+    for dtype in (torch.bfloat16, torch.bool, torch.float32, torch.int64, torch.uint8, torch.complex64):
+        tensor = torch.arange(24, device="cuda").to(dtype).reshape(4, 6)[:, ::2]
+        assert torch.equal(Address.of(tensor).view(), tensor)
+
+
+def test_segments_module_names_are_stable():
+    """The backend on a GPU is CUDA graphs, so that no test here passes on a tape."""
+    assert segments.CudaBackend(torch.device("cuda")).name == "cuda"
