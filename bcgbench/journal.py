@@ -1,0 +1,109 @@
+"""A journal file: numbered JSON lines that are only ever appended, by one writer at a time.
+
+Here: the lock, one fsync a line, what a kill or a power cut leaves behind. Not here: what a line means (`store.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bcgbench.errors import StoreError
+
+TORN = "journal.torn"
+_FIELDS = {"seq", "kind", "data"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a journal file holds."""
+
+    lines: list[dict[str, Any]]
+    """Complete lines: "seq" counts from 0, "kind" and "data" are the caller's."""
+    torn: bytes
+    """The end that is no complete line: a write was cut off."""
+
+
+class Writer:
+    """The one writer of a journal file, held by flock, which the kernel drops even when the process is killed."""
+
+    def __init__(self, file: Path) -> None:
+        import fcntl  # POSIX only, and reading a run does not need it
+
+        self._file = file
+        try:
+            self._fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"cannot write {file}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise StoreError(f"{file} is being written by another bcgbench: wait for it or stop it first") from error
+
+    def append(self, *, seq: int, kind: str, data: Any) -> None:
+        """Write one line and wait until it is on disk; a failed write leaves the file as it was."""
+        line = json.dumps({"seq": seq, "kind": kind, "data": data}, separators=(",", ":"), allow_nan=False)
+        left = line.encode() + b"\n"
+        size_bytes = os.fstat(self._fd).st_size
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, size_bytes)
+            raise StoreError(f"cannot write {self._file}: {error.strerror}; make room, then resume the run") from error
+
+    def set_aside(self, torn: bytes) -> None:
+        """Move the last bytes of the file to `journal.torn`, where they can be looked at."""
+        with (self._file.parent / TORN).open("ab") as aside:
+            aside.write(torn.rstrip(b"\n") + b"\n")
+            aside.flush()
+            os.fsync(aside.fileno())
+        os.ftruncate(self._fd, os.fstat(self._fd).st_size - len(torn))
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._fd)
+
+
+def read(file: Path) -> Content:
+    """All complete lines. StoreError naming the line when one before the last is damaged, lost or doubled."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror}") from error
+    *complete, torn = raw.split(b"\n")
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(complete, start=1):
+        line = _line(text)
+        if line is None and number == len(complete) and not torn:
+            # After a power cut a file system may keep the length of the last write and not its bytes.
+            return Content(lines=lines, torn=text + b"\n")
+        if line is None:
+            raise StoreError(f"{file} line {number} is damaged: {text[:40]!r}; restore the file from a copy")
+        if line["seq"] != number - 1:
+            raise StoreError(f"{file} line {number} has seq {line['seq']}, expected {number - 1}: line lost or doubled")
+        lines.append(line)
+    return Content(lines=lines, torn=torn)
+
+
+def first_line(file: Path) -> dict[str, Any] | None:
+    """The first line alone; None if it is damaged. StoreError if the file cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            return _line(stream.readline())
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and line.keys() == _FIELDS else None
