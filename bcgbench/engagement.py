@@ -49,7 +49,7 @@ def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[R
         yield Reason(code="captured-not-engaged", text=text)
     fallbacks = max(proof.fallbacks, sum(s.fallbacks for s in measured))
     if fallbacks:
-        yield Reason(code="fallback", text=f"{fallbacks} calls ran eagerly: {_misses_phrase(proof)}")
+        yield Reason(code="fallback", text=f"transformer calls that ran eagerly: {fallbacks}; {_misses_phrase(proof)}")
 
 
 def _misses_phrase(proof: Engagement) -> str:

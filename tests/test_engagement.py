@@ -38,7 +38,7 @@ def test_a_denoise_time_without_proof_of_replay_is_invalid() -> None:
 
 def test_captured_and_never_replayed_is_invalid_and_says_so() -> None:
     """Graphs held, none used: the benchmark would compare eager with eager."""
-    found = judge(engaged(replays=0))
+    found = judge(engaged(replays=0, uncalled=("text 64", "text 128")))
     assert found[0] == "INVALID"
     assert codes(found) == ["not-engaged", "captured-not-engaged"]
     assert "2 graphs were captured and none was replayed" in text(found)
@@ -73,6 +73,15 @@ def test_a_fallback_is_invalid_and_names_the_miss() -> None:
     assert "fallback" in codes(found)
     assert "3x transformer" in text(found)
     assert "shape (1, 64, 3584) captured, (1, 71, 3584) called" in text(found)
+
+
+def test_a_fallback_in_a_measured_image_counts_even_if_the_total_forgot_it() -> None:
+    """Two counters, and the worse one is believed."""
+    measured = [*samples(denoise_s=0.5, runner="bcg", replays=40)]
+    measured[2] = replace(measured[2], replays=39, fallbacks=1)
+    found = judge(graph_record(samples=tuple(measured)))
+    assert codes(found) == ["not-engaged", "fallback"]
+    assert "ran eagerly: 1; no miss was recorded" in text(found)
 
 
 def test_a_capture_after_preparation_is_invalid() -> None:

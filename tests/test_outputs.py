@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,26 @@ def test_a_floor_in_the_image_excuses_no_latents() -> None:
     shaky = make.fidelity(question="rerun", images=inexact().images)
     found = compare(record(fidelity=(shaky,)), graph_record(fidelity=(inexact(),)))
     assert found.exit_code == 3
+
+
+def test_a_floor_in_the_outputs_excuses_no_call() -> None:
+    """Eager computes each call alike on equal inputs, so the graph must too."""
+    steady = replace(inexact(question="rerun"), calls_exact=40, first_call=None, worst_call=None)
+    assert compare(record(fidelity=(steady,)), graph_record(fidelity=(inexact(),))).exit_code == 3
+
+
+@pytest.mark.parametrize(("max_abs", "code"), [(4.0, 0), (5.0, 3)])
+def test_one_pixel_level_above_the_floor_is_granted(max_abs: float, code: int) -> None:
+    """Eager differs from itself by 3 levels: 4 is noise, 5 is not, at equal PSNR."""
+    image = unequal(name="image 0", max_abs=max_abs, psnr_db=52.0, data_range=255.0)
+    assert compare(unstable(), graph_record(fidelity=(inexact(images=(image,)),))).exit_code == code
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.1, 0), (1.2, 3)])
+def test_latents_may_be_1_db_worse_than_the_floor(factor: float, code: int) -> None:
+    """12 % in the largest difference; no pixel level is granted to latents."""
+    latents = unequal(max_abs=0.015625 * factor)
+    assert compare(unstable(), graph_record(fidelity=(inexact(latents=(latents,)),))).exit_code == code
 
 
 def test_a_difference_without_finite_psnr_is_never_within_the_floor() -> None:

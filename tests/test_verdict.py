@@ -142,6 +142,24 @@ def test_noise_is_inconclusive_and_says_how_many_pairs_would_do() -> None:
     assert (found.exit_code, exit_code([found]), exit_code([found], strict=True)) == (0, 0, 5)
 
 
+def test_an_interval_that_reaches_past_the_limit_on_either_side_is_not_the_same() -> None:
+    """A median near 0 with possible 5 % either way decides nothing."""
+    for sign in (1, -1):
+        skewed = [sign * x for x in (0.0, 0.001, 0.001, 0.002, 0.002, 0.003, 0.04, 0.05, 0.05, 0.05)]
+        assert speed_of(skewed, thresholds=DEFAULTS, floor=None).speed == "INCONCLUSIVE"
+
+
+def test_pairs_are_asked_for_by_the_distance_to_the_nearest_decision() -> None:
+    """The same spread needs few pairs at a median of 0 and many at a median just below the limit."""
+    spread = (-0.02, -0.015, -0.012, -0.011, -0.01, 0.01, 0.011, 0.012, 0.015, 0.02)
+    wanted = []
+    for centre in (0.0, 0.0095):
+        found = speed_of([x + centre for x in spread], thresholds=DEFAULTS, floor=None)
+        wanted.append(int(found.reasons[0].text.split("about ")[1].split()[0]))
+    assert wanted[0] == 20  # (1.96 * 1.2533 * 1.4826 * 0.012 / log(1.01))², rounded up
+    assert wanted[1] == pytest.approx(16 * wanted[0], rel=0.1)
+
+
 def test_five_common_rounds_are_too_few() -> None:
     """However clear they look: no exact 95 % interval exists."""
     found = compare(record(), graph_record(samples=samples(denoise_s=0.5, rounds=5, runner="bcg", replays=40)))
@@ -159,6 +177,13 @@ def test_the_tape_has_no_speed() -> None:
     """Fidelity and exit code stand; the time of a CPU is not quoted."""
     found = compare(record(case=make.case(device="cpu")), on_tape())
     assert (found.speed, found.ratio, found.exact, found.exit_code) == ("NOT-TIMED", None, True, 0)
+
+
+def test_the_tape_has_no_speed_on_a_gpu_machine_either() -> None:
+    """The replay decides, not the device; its clocks are not judged."""
+    arm = graph_record(backend="tape", samples=samples(denoise_event_s=None, runner="bcg", replays=40))
+    assert compare(record(), arm).speed == "NOT-TIMED"
+    assert judge(arm) == ("OK", ())
 
 
 def test_eager_on_a_cpu_has_no_speed_either() -> None:
