@@ -1,0 +1,122 @@
+"""What a suite would need, from facts alone: memory and time per case. No torch, no GPU, no I/O.
+
+An estimate answers "does this fit, and is it minutes or hours"; it is not a measurement and is never stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bcgbench.types import Case, ModelFacts
+
+WARM_REQUESTS = 4
+"""Requests of each arm before the measured rounds: warm, req1, req2, req1 again."""
+
+_BYTES_PER_ELEMENT = {"float32": 4, "float64": 8}
+_FRAMES_PER_TOKEN = 4
+"""Least temporal compression of the video autoencoders in use (4 or 8): the estimate errs on the long side."""
+_FALLBACK_TEXT_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """The speeds that an estimate rests on; round figures on purpose, to be replaced by those of a known machine."""
+
+    gpu_flops: float = 3e14
+    """Sustained bf16 rate of a data-centre GPU, a third to a half of the data sheet's dense peak."""
+    cpu_flops: float = 5e10
+    least_forward_s: float = 0.02
+    """Host-bound floor of one eager transformer call: about 2,000 launches at 10 µs."""
+    load_bytes_per_s: float = 1e9
+    start_s: float = 15.0
+    """Imports and device set-up of the process of a case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one case would need."""
+
+    case: Case
+    memory_bytes: int
+    """Peak on the device with every arm loaded once."""
+    images: int
+    """Requests over all arms, traced, warm, measured and checked."""
+    forwards: int
+    """Transformer calls of one request."""
+    duration_s: float
+    notes: tuple[str, ...]
+
+
+def estimate(case: Case, facts: ModelFacts, *, assumptions: Assumptions | None = None) -> Estimate:
+    """Memory from the model's stated peak, scaled by pixels; time from 2 * parameters * tokens per call.
+
+    The attention's quadratic part, text encoders and decoding are not counted, so times are on the low side.
+    """
+    assumed = assumptions or Assumptions()
+    forwards = case.steps * _branches(case, facts)
+    images = request_count(case)
+    weights_bytes = facts.transformer_parameters * _BYTES_PER_ELEMENT.get(case.dtype, 2)
+    duration_s = assumed.start_s + weights_bytes / assumed.load_bytes_per_s
+    duration_s += images * forwards * _forward_s(case, facts, assumed=assumed)
+    return Estimate(
+        case=case,
+        memory_bytes=memory_bytes(case, facts),
+        images=images,
+        forwards=forwards,
+        duration_s=duration_s,
+        notes=_notes(case, facts),
+    )
+
+
+def request_count(case: Case) -> int:
+    """Requests of a case: one traced, per arm the warm ones and the rounds, one profiled, one checked per prompt."""
+    per_arm = WARM_REQUESTS + case.rounds + int(case.profile) + len(case.prompts)
+    return 1 + per_arm * len(case.runners)
+
+
+def memory_bytes(case: Case, facts: ModelFacts) -> int:
+    """The model's stated peak, its part beyond the bf16 weights scaled with the volume and the element size."""
+    weights_bytes = 2 * facts.transformer_parameters
+    rest_bytes = max(0, facts.memory_bytes - weights_bytes)
+    volume = _volume(case.width_px, case.height_px, case.frames) / _volume(
+        facts.width_px, facts.height_px, facts.frames
+    )
+    elements = _BYTES_PER_ELEMENT.get(case.dtype, 2) / 2
+    # Other weights (autoencoder) are part of the rest: never scale below what the model needs at its own size.
+    return round(elements * (weights_bytes + rest_bytes * max(1.0, volume)))
+
+
+def tokens(case: Case, facts: ModelFacts) -> int:
+    """Image (or video) tokens plus the longest prompt; one token covers `multiple_px` by `multiple_px` pixels."""
+    image = math.ceil(case.width_px / facts.multiple_px) * math.ceil(case.height_px / facts.multiple_px)
+    frames = math.ceil(case.frames / _FRAMES_PER_TOKEN) if case.frames else 1
+    text = facts.text_tokens or max(case.token_counts or (), default=_FALLBACK_TEXT_TOKENS)
+    return image * frames + text
+
+
+def _forward_s(case: Case, facts: ModelFacts, *, assumed: Assumptions) -> float:
+    flops = 2 * facts.transformer_parameters * tokens(case, facts)
+    if case.device == "cpu":
+        return flops / assumed.cpu_flops
+    return max(assumed.least_forward_s, flops / assumed.gpu_flops)
+
+
+def _branches(case: Case, facts: ModelFacts) -> int:
+    """Guidance that is off needs one transformer call per step."""
+    return 1 if case.guidance is not None and case.guidance <= 1 else facts.branches
+
+
+def _volume(width_px: int, height_px: int, frames: int | None) -> int:
+    return width_px * height_px * (frames or 1)
+
+
+def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
+    notes = []
+    if case.weights == "pretrained" and not facts.tiny:
+        notes.append("text encoder and download not included")
+    if case.device == "cpu":
+        notes.append("tape: no speed")
+    return tuple(notes)

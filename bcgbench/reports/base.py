@@ -1,0 +1,250 @@
+"""What every format shares: the Report value, its cases, the overall verdict, redaction. No layout here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bcgbench import verdict as judge
+from bcgbench.metrics import METRICS
+from bcgbench.reports import formats
+
+if TYPE_CHECKING:
+    from bcgbench.types import Case, Reason, Record, RunInfo, Verdict
+
+BASELINES = ("eager", "eager-padded", "untouched")
+"""Arms that compute without a graph: references, never the thing under test."""
+
+GRAPH_METRICS = frozenset({"prepare_s", "signature_s", "hook_s", "growth_bytes", "captures", "replays", "graph_nodes"})
+PROFILE_METRICS = frozenset({"launches_per_step", "kernels_per_step", "gpu_busy"})
+
+OUTCOMES = {
+    0: "PASS",
+    1: "SLOWER",
+    3: "OUTPUTS DIFFER",
+    4: "INVALID",
+    5: "INCONCLUSIVE",
+    6: "NOTHING MEASURED",
+    7: "FAILED",
+}
+"""Exit code -> the words a report opens with."""
+
+_URL_OR_PRIVATE = re.compile(
+    r"(?P<url>https?://\S+)"
+    r"|(?P<path>(?<![\w.~/-])(?:~[\w.-]*|\.\.?|[A-Za-z]:)?[/\\](?:[\w.@+~-]+[/\\]?)+(?:\.\.\.)?)"
+    r"|(?P<login>\b[\w.-]+@[\w.-]+)"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is reported: the header of a run, the newest record of every arm, the verdicts on pairs of arms."""
+
+    info: RunInfo
+    records: tuple[Record, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences for the reader, e.g. that a run was interrupted."""
+    strict: bool = False
+    """Whether an inconclusive verdict counts as a failure (exit code 5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseView:
+    """One case with its arms by label. A label is the runner, with `@run` added where several runs are shown."""
+
+    case: Case
+    arms: dict[str, Record]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def timed(self) -> bool:
+        """Whether times may be quoted: not on a CPU, and not where any arm ran on a tape."""
+        return self.case.device != "cpu" and all(record.backend != "tape" for record in self.arms.values())
+
+    @property
+    def name(self) -> str:
+        """`Qwen/Qwen-Image @ 512x512`, without control characters."""
+        return f"{model_name(self.case)} @ {self.case.resolution}"
+
+
+def model_name(case: Case) -> str:
+    """The model's id; of a local folder only its own name, because a report is made to be published."""
+    name = one_line(case.model)
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1] if redact(name) != name else name
+
+
+def label(record: Record, *, run_ids: frozenset[str]) -> str:
+    """How an arm is called in a report that shows the given runs."""
+    return record.runner if len(run_ids) < 2 else f"{record.runner}@{record.run_id}"  # noqa: PLR2004 - one or several
+
+
+def views(report: Report) -> tuple[CaseView, ...]:
+    """The cases of a report in the order of its records, then those of the header that have no record."""
+    run_ids = frozenset(record.run_id for record in report.records)
+    cases = {record.case.key: record.case for record in report.records}
+    cases |= {case.key: case for case in report.info.cases if case.key not in cases}
+    return tuple(
+        CaseView(
+            case=case,
+            arms={label(r, run_ids=run_ids): r for r in report.records if r.case.key == key},
+            verdicts=tuple(v for v in report.verdicts if v.case.key == key),
+        )
+        for key, case in cases.items()
+    )
+
+
+def gating(report: Report) -> tuple[Verdict, ...]:
+    """The verdicts that decide the exit code: those on graph arms against a baseline, or whatever was asked for.
+
+    An arm like eager-padded is slower by design, and a BCG arm a percent behind the whole graph is no failure.
+    """
+    deciding = tuple(v for v in report.verdicts if _runner(v.a) in BASELINES and _runner(v.b) not in BASELINES)
+    return deciding or report.verdicts
+
+
+def exit_code(report: Report) -> int:
+    """The worst of verdicts and records; 6 when there is no record at all."""
+    if not report.records:
+        return 6
+    by_verdict = judge.exit_code(gating(report), strict=report.strict)
+    return judge.worst((by_verdict, judge.record_exit_code(report.records)))
+
+
+def overall(report: Report) -> str:
+    """The first line of a report: outcome, then speed, outputs and graph use over all deciding verdicts."""
+    outcome = OUTCOMES.get(exit_code(report), "FAILED")
+    verdicts = gating(report)
+    if not verdicts:
+        why = "; ".join(f"{r.runner} {r.status}: {first_reason(r)}" for r in report.records if r.status != "OK")
+        return f"{outcome}: {why or 'no pair of arms to compare'}"
+    parts = (_speed_summary(verdicts), _fidelity_summary(verdicts), _replay_summary(report))
+    return f"{outcome}: {formats.plural(len(views(report)), 'case')}; " + "; ".join(part for part in parts if part)
+
+
+def speed_phrase(verdict: Verdict) -> str:
+    """`FASTER 2.64x [2.60, 2.68], n = 10 pairs`, or why there is no ratio."""
+    if verdict.speed == "NOT-TIMED":
+        return "not timed"
+    if verdict.ratio is None:
+        return verdict.speed
+    return f"{verdict.speed} {formats.ratio_with_interval(verdict.ratio)}, n = {formats.plural(verdict.pairs, 'pair')}"
+
+
+def replay_phrase(record: Record) -> str:
+    """`replays 400/400, captures 5 -> 5 -> 5, 0 misses, 0 fallbacks`: the proof that graphs ran."""
+    proof = record.engagement
+    if proof is None:
+        return "no graph"
+    misses = sum(miss.count for miss in proof.misses)
+    return (
+        f"replays {proof.replays}/{proof.expected_forwards}, captures {formats.arrow(proof.captures)}, "
+        f"{formats.plural(misses, 'miss')}, {formats.plural(proof.fallbacks, 'fallback')}"
+    )
+
+
+def metric_text(view: CaseView, record: Record | None, name: str) -> str:
+    """A metric of one arm with its unit; `-` for times that may not be quoted, `n/a` with the reason where missing."""
+    if record is None:
+        return formats.missing("arm not run")
+    metric = METRICS[name]
+    is_time = metric.unit == "s"
+    if is_time and not view.timed:
+        return formats.NOT_TIMED
+    if is_time and record.status != "OK":  # an invalid time is in the JSON, never where it could be quoted
+        return formats.missing(f"{record.status}: {first_reason(record).split(':')[0]}")
+    value = metric.read(record)
+    return formats.missing(why_missing(record, name)) if value is None else with_unit(value, metric.unit)
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A value in the text form of its metric's unit."""
+    if unit == "s":
+        return formats.seconds(value)
+    if unit == "bytes":
+        return formats.size(value)
+    if unit == "ratio":
+        return formats.percent(value)
+    return formats.count(value)
+
+
+def why_missing(record: Record, name: str) -> str:
+    """The shortest true reason for a metric that a record lacks."""
+    if record.status != "OK":
+        return f"{record.status}: {first_reason(record).split(':')[0]}"
+    if name in GRAPH_METRICS and record.backend == "none":
+        return "no graph"
+    if name in PROFILE_METRICS and record.profile is None:
+        return "not profiled"
+    return "CPU run" if record.case.device == "cpu" else "not recorded"
+
+
+def first_reason(record: Record) -> str:
+    """`code: text` of the first reason, redacted."""
+    return reason_text(record.reasons[0]) if record.reasons else "no reason given"
+
+
+def reason_text(reason: Reason) -> str:
+    """`code: text`, redacted and on one line."""
+    return f"{reason.code}: {redact(one_line(reason.text))}"
+
+
+def one_line(text: str) -> str:
+    """Text without control characters: newlines and escape sequences must not shape a report."""
+    return _CONTROL.sub(" ", text).strip()
+
+
+def redact(text: str) -> str:
+    """Text with local paths and `user@host` replaced; model ids such as `Qwen/Qwen-Image` and URLs stay."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match["url"]:
+            return match[0]
+        return "<path>" if match["path"] else "<login>"
+
+    return _URL_OR_PRIVATE.sub(replace, text)
+
+
+def _runner(arm: str) -> str:
+    return arm.partition("@")[0]
+
+
+def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:
+    by_arms: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_arms.setdefault(f"{verdict.b} against {verdict.a}", []).append(verdict)
+    return "; ".join(f"{arms} {_speeds(group)}" for arms, group in by_arms.items())
+
+
+def _speeds(group: list[Verdict]) -> str:
+    if len(group) == 1:
+        return speed_phrase(group[0])
+    by_speed: dict[str, list[Verdict]] = {}
+    for verdict in group:
+        by_speed.setdefault(verdict.speed, []).append(verdict)
+    return ", ".join(f"{len(same)} {speed}{_ratio_span(same)}" for speed, same in by_speed.items())
+
+
+def _ratio_span(group: list[Verdict]) -> str:
+    centres = sorted(verdict.ratio.centre for verdict in group if verdict.ratio)
+    if not centres or group[0].speed not in ("FASTER", "SLOWER"):
+        return ""
+    low, high = formats.ratio(centres[0]), formats.ratio(centres[-1])
+    return f" ({low})" if low == high else f" ({low} to {high})"
+
+
+def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
+    judged = [verdict for verdict in verdicts if verdict.exact is not None]
+    if not judged:
+        return "outputs not judged"
+    exact = sum(verdict.exact is True for verdict in judged)
+    return "outputs exact" if exact == len(judged) == len(verdicts) else f"outputs exact in {exact} of {len(verdicts)}"
+
+
+def _replay_summary(report: Report) -> str:
+    proofs = [record.engagement for record in report.records if record.engagement and record.backend != "none"]
+    if not proofs:
+        return ""
+    return f"replays {sum(p.replays for p in proofs)}/{sum(p.expected_forwards for p in proofs)}"

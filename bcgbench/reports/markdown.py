@@ -1,0 +1,191 @@
+"""GitHub-flavoured markdown for a pull request: verdict first, the reviewers' table, every arm, folded details."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bcgbench.reports import base, formats
+from bcgbench.reports.markdown_details import details
+from bcgbench.reports.markdown_syntax import escape, table
+
+if TYPE_CHECKING:
+    from bcgbench.reports.base import CaseView, Report
+    from bcgbench.types import Record, Verdict
+
+SUMMARY_COLUMNS = (
+    "Model / shape",
+    "Capture after warmup -> req1 -> req2",
+    "Eager denoise",
+    "BCG denoise",
+    "Denoise speedup",
+    "Eager total",
+    "BCG total",
+    "Peak mem (Eager -> BCG)",
+)
+"""The columns that reviewers of breakable CUDA graphs already read, in their order and words."""
+
+PROOF_COLUMNS = (
+    "Replays / expected",
+    "Misses",
+    "Fallbacks",
+    "Outputs (BCG vs padded eager)",
+    "GPU busy (Eager -> BCG)",
+)
+"""What makes the figures before them believable."""
+
+GRAPH_COLUMNS = ("Graph denoise", "Graph / BCG")
+"""The whole graph without breaks: the bound that breaks cost against. Above 1, BCG is the faster."""
+
+ARM_COLUMNS = (
+    "Model / shape",
+    "Arm",
+    "Status",
+    "Against",
+    "Speed [95 % interval]",
+    "Denoise",
+    "Step",
+    "Launches per step",
+    "GPU busy",
+    "Outputs",
+    "Padding",
+    "Captures",
+)
+EAGER, BCG, GRAPH = "eager", "bcg", "graph"
+_SUMMARY_CAPTURES = 3
+"""After warm-up, after request 1, after request 2; the details list the repeat of request 1 as well."""
+
+
+def render(report: Report) -> str:
+    """A report whose first line is the verdict, so that a folded comment still says it."""
+    views = base.views(report)
+    columns = SUMMARY_COLUMNS + PROOF_COLUMNS + GRAPH_COLUMNS
+    parts = [
+        f"**{escape(base.overall(report))}**",
+        table(columns, [_summary_row(view) for view in views]),
+        _caption(views),
+        "**Every arm**",
+        table(ARM_COLUMNS, [row for view in views for row in _arm_rows(view)]),
+        *(f"> {escape(base.redact(note))}" for note in report.notes),
+        *details(report, views),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _arm(view: CaseView, runner: str) -> Record | None:
+    """The arm of a runner; with several runs side by side, the first that has it."""
+    return next((record for record in view.arms.values() if record.runner == runner), None)
+
+
+def _verdict(view: CaseView, a: str, b: str) -> Verdict | None:
+    return next((v for v in view.verdicts if (v.a.partition("@")[0], v.b.partition("@")[0]) == (a, b)), None)
+
+
+def _summary_row(view: CaseView) -> list[str]:
+    eager, bcg, graph = (_arm(view, runner) for runner in (EAGER, BCG, GRAPH))
+    verdict = _verdict(view, EAGER, BCG)
+
+    def metric(record: Record | None, name: str) -> str:
+        return escape(base.metric_text(view, record, name))
+
+    def change(name: str) -> str:
+        return f"{metric(eager, name)} -> {metric(bcg, name)}"
+
+    return [
+        _name(view),
+        _captures(bcg, limit=_SUMMARY_CAPTURES),
+        _with_count(metric(eager, "denoise_s"), eager),
+        _with_count(metric(bcg, "denoise_s"), bcg),
+        _speed(view, verdict),
+        metric(eager, "end_to_end_s"),
+        metric(bcg, "end_to_end_s"),
+        change("peak_allocated_bytes"),
+        *_proof(bcg),
+        escape(base.redact(verdict.fidelity)) if verdict else formats.missing("no pair eager, bcg"),
+        change("gpu_busy"),
+        _with_count(metric(graph, "denoise_s"), graph),
+        _speed(view, _verdict(view, GRAPH, BCG), bound=True),
+    ]
+
+
+def _name(view: CaseView) -> str:
+    synthetic = any(record.synthetic for record in view.arms.values())
+    return escape(view.name) + (" (synthetic weights)" if synthetic else "")
+
+
+def _with_count(text: str, record: Record | None) -> str:
+    timed = record is not None and not text.startswith((formats.NOT_AVAILABLE, formats.NOT_TIMED))
+    return f"{text} (n = {len(record.measured)})" if timed and record is not None else text
+
+
+def _speed(view: CaseView, verdict: Verdict | None, *, bound: bool = False) -> str:
+    """A verdict in a cell; against the bound only the ratio, because nothing is judged by it."""
+    if verdict is None:
+        return formats.missing("arm not run") if view.timed else formats.NOT_TIMED
+    if verdict.speed == "NOT-TIMED":
+        return formats.NOT_TIMED
+    if verdict.speed == "INVALID" or verdict.ratio is None:
+        why = verdict.reasons[0].code if verdict.reasons else "no ratio"
+        return formats.missing(f"{verdict.speed}: {escape(why)}")
+    figures = f"{formats.ratio_with_interval(verdict.ratio)} (n = {verdict.pairs})"
+    return figures if bound else f"{verdict.speed} {figures}"
+
+
+def _captures(record: Record | None, *, limit: int | None = None) -> str:
+    if record is None:
+        return formats.missing("arm not run")
+    if record.engagement is None:
+        return formats.missing("no graph" if record.status == "OK" else escape(base.why_missing(record, "captures")))
+    return formats.arrow(record.engagement.captures[:limit])
+
+
+def _proof(record: Record | None) -> list[str]:
+    if record is None or record.engagement is None:
+        return [_captures(record)] * 3
+    proof = record.engagement
+    misses = sum(miss.count for miss in proof.misses)
+    return [f"{proof.replays} / {proof.expected_forwards}", str(misses), str(proof.fallbacks)]
+
+
+def _arm_rows(view: CaseView) -> list[list[str]]:
+    if not view.arms:
+        return [[_name(view), formats.missing("not run"), *[""] * (len(ARM_COLUMNS) - 2)]]
+    return [_arm_row(view, label, record) for label, record in view.arms.items()]
+
+
+def _arm_row(view: CaseView, label: str, record: Record) -> list[str]:
+    verdict = next((v for v in view.verdicts if v.b == label), None)
+    status = record.status if record.status == "OK" else f"{record.status}: {base.first_reason(record)}"
+
+    def metric(name: str) -> str:
+        return escape(base.metric_text(view, record, name))
+
+    return [
+        _name(view),
+        escape(label),
+        escape(status),
+        escape(verdict.a) if verdict else "(reference)",
+        _speed(view, verdict) if verdict else "(reference)",
+        _with_count(metric("denoise_s"), record),
+        metric("step_s"),
+        metric("launches_per_step"),
+        metric("gpu_busy"),
+        escape(base.redact(verdict.fidelity)) if verdict else "(reference)",
+        (escape(verdict.padding) or "none") if verdict else "(reference)",
+        _captures(record),
+    ]
+
+
+def _caption(views: tuple[CaseView, ...]) -> str:
+    sentences = [
+        "One sample is one image (or video); times are medians over n samples, measured in interleaved rounds.",
+        "Denoise is the span of the denoise loop by CUDA events, total is the whole request.",
+        "A speedup is the median of the pairwise ratios of denoise times with its 95 % order-statistic interval.",
+        "GB is 10^9 bytes.",
+    ]
+    if any(not view.timed for view in views):
+        sentences.append("A dash stands for a time on a CPU (tape), which carries no speed.")
+    if any(record.synthetic for view in views for record in view.arms.values()):
+        sentences.append(
+            "Synthetic weights are random: the arithmetic and its cost are real, the pictures mean nothing."
+        )
+    return " ".join(sentences)

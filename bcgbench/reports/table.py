@@ -1,0 +1,174 @@
+"""Plain text for a terminal or a log, at most 100 columns, never with escape sequences."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from typing import TYPE_CHECKING
+
+from bcgbench import stats
+from bcgbench.metrics import clock_of
+from bcgbench.reports import base, formats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bcgbench.reports.base import CaseView, Report
+    from bcgbench.types import Record, Verdict
+
+WIDTH = 100
+ARMS_PER_TABLE = 4
+"""What fits beside the row names in WIDTH columns; further arms follow in a second table."""
+REASON_LIMIT = 5
+NO_GRAPH = "no graph"
+
+
+def render(report: Report) -> str:
+    """Overall verdict; per case the verdict of each pair of arms, then the metrics of every arm."""
+    parts = [_wrapped(base.overall(report), indent=2), *(_case(view) for view in base.views(report))]
+    parts += [_wrapped(f"note: {base.redact(note)}", indent=6) for note in report.notes]
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict_block(view: CaseView, verdict: Verdict) -> str:
+    """One pair of arms: outputs first, then speed, then memory, then the proof that graphs ran, then reasons."""
+    lines = [
+        f"{view.name}: {verdict.b} against {verdict.a}",
+        _row("outputs", _outputs(verdict)),
+        _row("speed", base.speed_phrase(verdict)),
+        _row("memory", _memory(view, verdict)),
+    ]
+    arm = view.arms.get(verdict.b)
+    if arm is not None and arm.engagement is not None:
+        lines.append(_row("graphs", base.replay_phrase(arm)))
+    lines += [_row("why", base.reason_text(reason)) for reason in verdict.reasons[:REASON_LIMIT]]
+    return "\n".join(lines)
+
+
+def _case(view: CaseView) -> str:
+    title = _wrapped(view.name + (" (synthetic weights)" if _synthetic(view) else ""), indent=4)
+    lines = [title, *(_verdict_line(view, verdict) for verdict in view.verdicts)]
+    lines += [
+        _wrapped(f"  {name} {record.status}: {base.reason_text(reason)}", indent=6)
+        for name, record in view.arms.items()
+        for reason in record.reasons[:REASON_LIMIT]
+    ]
+    if not view.arms:
+        return "\n".join([*lines, "  not run"])
+    lines += _arm_tables(view)
+    if not view.timed:
+        lines.append("  times are - because a CPU (tape) run carries no speed")
+    return "\n".join(lines)
+
+
+def _synthetic(view: CaseView) -> bool:
+    return any(record.synthetic for record in view.arms.values())
+
+
+def _verdict_line(view: CaseView, verdict: Verdict) -> str:
+    parts = [f"outputs {_outputs(verdict)}", f"speed {base.speed_phrase(verdict)}", f"peak {_memory(view, verdict)}"]
+    why = "".join(f"; {base.reason_text(reason)}" for reason in verdict.reasons[:REASON_LIMIT])
+    return _wrapped(f"  {verdict.b} against {verdict.a}: " + " | ".join(parts) + why, indent=6)
+
+
+def _outputs(verdict: Verdict) -> str:
+    phrase = base.redact(base.one_line(verdict.fidelity)) or "not judged"
+    return f"{phrase}; padding: {base.one_line(verdict.padding)}" if verdict.padding else phrase
+
+
+def _memory(view: CaseView, verdict: Verdict) -> str:
+    arms = (view.arms.get(verdict.a), view.arms.get(verdict.b))
+    before, after = (base.metric_text(view, record, "peak_allocated_bytes") for record in arms)
+    if before == after and verdict.memory_ratio is None:
+        return before
+    change = f" ({formats.ratio(verdict.memory_ratio)})" if verdict.memory_ratio is not None else ""
+    return f"{before} -> {after}{change}"
+
+
+def _arm_tables(view: CaseView) -> Iterator[str]:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    arms = list(view.arms)
+    for start in range(0, len(arms), ARMS_PER_TABLE):
+        labels = arms[start : start + ARMS_PER_TABLE]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        table.add_column("")
+        for name in labels:
+            table.add_column(base.one_line(name), justify="right", overflow="fold")
+        for title, read in ROWS:
+            table.add_row(title, *(read(view, view.arms[name]) for name in labels))
+        text = io.StringIO()
+        console = Console(
+            file=text, width=WIDTH - 2, color_system=None, force_terminal=False, markup=False, emoji=False
+        )
+        console.print(table)
+        yield "\n".join(f"  {line}".rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+def _metric(name: str) -> Callable[[CaseView, Record], str]:
+    return lambda view, record: base.metric_text(view, record, name)
+
+
+def _interval(view: CaseView, record: Record) -> str:
+    times = image_times(record)
+    if not view.timed or record.status != "OK" or not times:
+        return formats.NOT_TIMED
+    interval = stats.order_statistic_interval(times)
+    return formats.time_range(interval) if interval else "n/a (too few)"
+
+
+def image_times(record: Record) -> list[float]:
+    """Denoise seconds of every measured image, in the order measured, by the clock that the record's metric uses."""
+    if clock_of(record) == "event":
+        return [sample.denoise_event_s for sample in record.measured if sample.denoise_event_s is not None]
+    return [sample.denoise_host_s for sample in record.measured]
+
+
+def _captures(_: CaseView, record: Record) -> str:
+    return formats.arrow(record.engagement.captures) if record.engagement else NO_GRAPH
+
+
+def _replays(_: CaseView, record: Record) -> str:
+    return f"{record.engagement.replays}/{record.engagement.expected_forwards}" if record.engagement else NO_GRAPH
+
+
+def _misses(_: CaseView, record: Record) -> str:
+    proof = record.engagement
+    return f"{sum(miss.count for miss in proof.misses)}, {proof.fallbacks}" if proof else NO_GRAPH
+
+
+def _exactness(_: CaseView, record: Record) -> str:
+    answers = {answer.question: answer.exact for answer in record.fidelity}
+    if "graph" not in answers:
+        return formats.NOT_AVAILABLE if record.backend != "none" else "reference"
+    return "exact" if answers["graph"] else "differ"
+
+
+ROWS: tuple[tuple[str, Callable[[CaseView, Record], str]], ...] = (
+    ("status", lambda _, record: record.status),
+    ("denoise, median", _metric("denoise_s")),
+    ("  95 % interval", _interval),
+    ("images", lambda _, record: str(len(record.measured))),
+    ("step, median", _metric("step_s")),
+    ("step 0", _metric("step0_s")),
+    ("end to end", _metric("end_to_end_s")),
+    ("prepare (once)", _metric("prepare_s")),
+    ("launches per step", _metric("launches_per_step")),
+    ("GPU busy", _metric("gpu_busy")),
+    ("peak allocated", _metric("peak_allocated_bytes")),
+    ("graph pool", _metric("pool_bytes")),
+    ("captures", _captures),
+    ("replays/expected", _replays),
+    ("misses, fallbacks", _misses),
+    ("outputs", _exactness),
+)
+
+
+def _wrapped(text: str, *, indent: int) -> str:
+    return textwrap.fill(text, width=WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _row(name: str, text: str) -> str:
+    return _wrapped(f"  {name:<8} {text}", indent=11)

@@ -1,0 +1,79 @@
+"""Estimates: right order of magnitude, right direction, no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bcgbench import plan
+from tests import factories as make
+
+FACTS = make.model_facts()
+
+
+def test_the_models_own_size_needs_the_stated_memory():
+    """The facts' peak is the estimate at the model's default resolution in bf16."""
+    case = make.case(width_px=FACTS.width_px, height_px=FACTS.height_px)
+    assert plan.memory_bytes(case, FACTS) == FACTS.memory_bytes
+
+
+def test_memory_grows_with_pixels_and_element_size_but_never_below_the_weights():
+    """Twice the pixels scale what is not weights; float32 doubles all."""
+    own = make.case(width_px=FACTS.width_px, height_px=FACTS.height_px)
+    wide = make.case(width_px=2 * FACTS.width_px, height_px=FACTS.height_px)
+    small = make.case(width_px=256, height_px=256)
+    rest_bytes = FACTS.memory_bytes - 2 * FACTS.transformer_parameters
+    assert plan.memory_bytes(wide, FACTS) == FACTS.memory_bytes + rest_bytes
+    assert plan.memory_bytes(small, FACTS) == FACTS.memory_bytes
+    assert plan.memory_bytes(make.case(dtype="float32"), FACTS) == 2 * plan.memory_bytes(own, FACTS)
+
+
+def test_requests_are_counted_over_all_arms():
+    """1 traced, then per arm 4 warm, the rounds, 1 profiled, 1 checked per prompt."""
+    case = make.case(runners=("eager", "bcg"), rounds=10, profile=True)
+    assert plan.request_count(case) == 1 + 2 * (4 + 10 + 1 + 2)
+    assert plan.request_count(make.case(runners=("eager", "bcg"), rounds=10, profile=False)) == 1 + 2 * (4 + 10 + 2)
+
+
+@pytest.mark.parametrize(("guidance", "forwards"), [(None, 40), (4.0, 40), (1.0, 20), (0.0, 20)])
+def test_guidance_that_is_off_halves_the_calls(guidance: float | None, forwards: int):
+    """20 steps, two branches."""
+    assert plan.estimate(make.case(guidance=guidance), FACTS).forwards == forwards
+
+
+def test_a_small_model_is_bound_by_launches():
+    """No estimate claims a step faster than the host can launch it."""
+    small = make.model_facts(transformer_parameters=1000, memory_bytes=10_000)
+    case = make.case()
+    assumed = plan.Assumptions(start_s=0.0, load_bytes_per_s=1e30)
+    expected_s = plan.request_count(case) * 40 * assumed.least_forward_s
+    assert plan.estimate(case, small, assumptions=assumed).duration_s == pytest.approx(expected_s)
+
+
+def test_time_follows_two_flops_per_parameter_and_token():
+    """1024 image tokens (16 px each way) and the longest prompt."""
+    case = make.case(token_counts=(9, 76))
+    assert plan.tokens(case, FACTS) == 1024 + 76
+    assumed = plan.Assumptions(start_s=0.0, load_bytes_per_s=1e30, least_forward_s=0.0, gpu_flops=1e14)
+    expected_s = plan.request_count(case) * 40 * 2 * FACTS.transformer_parameters * 1100 / 1e14
+    assert plan.estimate(case, FACTS, assumptions=assumed).duration_s == pytest.approx(expected_s)
+
+
+def test_video_counts_frames():
+    """121 frames at a temporal compression of 4."""
+    case = make.case(frames=121, token_counts=(10, 20))
+    assert plan.tokens(case, FACTS) == 1024 * 31 + 20
+
+
+def test_an_estimate_says_what_it_leaves_out():
+    """Text encoder and download of released weights; speed on a tape."""
+    assert plan.estimate(make.case(), FACTS).notes == ("text encoder and download not included",)
+    assert plan.estimate(make.case(device="cpu", weights="random"), FACTS).notes == ("tape: no speed",)
+
+
+def test_planning_imports_no_torch():
+    """A plan is made where there is no GPU and perhaps no torch."""
+    code = "import sys, bcgbench.plan; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
