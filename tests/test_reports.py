@@ -166,6 +166,12 @@ def test_no_record_is_exit_code_6():
     assert base.overall(report_of()).startswith("NOTHING MEASURED")
 
 
+def test_a_run_of_one_arm_has_no_verdict_and_is_fine():
+    """Nothing was asked to be compared, so nothing failed."""
+    assert base.exit_code(report_of(make.record())) == 0
+    assert base.overall(report_of(make.record())) == "PASS: no pair of arms to compare"
+
+
 # --- table ----------------------------------------------------------------------------------------------------------
 
 
@@ -398,4 +404,4 @@ def test_arms_of_two_runs_are_told_apart():
     after = replace(make.graph_record(), run_id="later")
     report = Report(info=make.run_info(), records=(make.graph_record(), after))
     (view,) = base.views(report)
-    assert list(view.arms) == [f"bcg@{make.RUN_ID}", "bcg@later"]
+    assert list(view.arms) == [f"bcg of {make.RUN_ID}", "bcg of later"]

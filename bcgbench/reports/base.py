@@ -53,7 +53,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseView:
-    """One case with its arms by label. A label is the runner, with `@run` added where several runs are shown."""
+    """One case with its arms by label. A label is the runner, with the run added where several runs are shown."""
 
     case: Case
     arms: dict[str, Record]
@@ -63,6 +63,11 @@ class CaseView:
     def timed(self) -> bool:
         """Whether times may be quoted: not on a CPU, and not where any arm ran on a tape."""
         return self.case.device != "cpu" and all(record.backend != "tape" for record in self.arms.values())
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether weights were random."""
+        return self.case.weights == "random" or any(record.synthetic for record in self.arms.values())
 
     @property
     def name(self) -> str:
@@ -78,7 +83,17 @@ def model_name(case: Case) -> str:
 
 def label(record: Record, *, run_ids: frozenset[str]) -> str:
     """How an arm is called in a report that shows the given runs."""
-    return record.runner if len(run_ids) < 2 else f"{record.runner}@{record.run_id}"  # noqa: PLR2004 - one or several
+    return record.runner if len(run_ids) < 2 else arm_of_run(record)  # noqa: PLR2004 - one or several
+
+
+def arm_of_run(record: Record) -> str:
+    """`bcg of 20261129T151200Z-smoke-0a1b2c3d`."""
+    return f"{record.runner} of {record.run_id}"
+
+
+def runner_of(arm: str) -> str:
+    """The runner of either kind of label."""
+    return arm.partition(" of ")[0]
 
 
 def views(report: Report) -> tuple[CaseView, ...]:
@@ -101,7 +116,7 @@ def gating(report: Report) -> tuple[Verdict, ...]:
 
     An arm like eager-padded is slower by design, and a BCG arm a percent behind the whole graph is no failure.
     """
-    deciding = tuple(v for v in report.verdicts if _runner(v.a) in BASELINES and _runner(v.b) not in BASELINES)
+    deciding = tuple(v for v in report.verdicts if runner_of(v.a) in BASELINES and runner_of(v.b) not in BASELINES)
     return deciding or report.verdicts
 
 
@@ -109,8 +124,10 @@ def exit_code(report: Report) -> int:
     """The worst of verdicts and records; 6 when there is no record at all."""
     if not report.records:
         return 6
-    by_verdict = judge.exit_code(gating(report), strict=report.strict)
-    return judge.worst((by_verdict, judge.record_exit_code(report.records)))
+    codes = [judge.record_exit_code(report.records)]
+    if report.verdicts:
+        codes.append(judge.exit_code(gating(report), strict=report.strict))
+    return judge.worst(codes)
 
 
 def overall(report: Report) -> str:
@@ -205,10 +222,6 @@ def redact(text: str) -> str:
         return "<path>" if match["path"] else "<login>"
 
     return _URL_OR_PRIVATE.sub(replace, text)
-
-
-def _runner(arm: str) -> str:
-    return arm.partition("@")[0]
 
 
 def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:

@@ -77,7 +77,7 @@ def _arm(view: CaseView, runner: str) -> Record | None:
 
 
 def _verdict(view: CaseView, a: str, b: str) -> Verdict | None:
-    return next((v for v in view.verdicts if (v.a.partition("@")[0], v.b.partition("@")[0]) == (a, b)), None)
+    return next((v for v in view.verdicts if (base.runner_of(v.a), base.runner_of(v.b)) == (a, b)), None)
 
 
 def _summary_row(view: CaseView) -> list[str]:
@@ -108,8 +108,7 @@ def _summary_row(view: CaseView) -> list[str]:
 
 
 def _name(view: CaseView) -> str:
-    synthetic = any(record.synthetic for record in view.arms.values())
-    return escape(view.name) + (" (synthetic weights)" if synthetic else "")
+    return escape(view.name) + (" (synthetic weights)" if view.synthetic else "")
 
 
 def _with_count(text: str, record: Record | None) -> str:
@@ -184,7 +183,7 @@ def _caption(views: tuple[CaseView, ...]) -> str:
     ]
     if any(not view.timed for view in views):
         sentences.append("A dash stands for a time on a CPU (tape), which carries no speed.")
-    if any(record.synthetic for view in views for record in view.arms.values()):
+    if any(view.synthetic for view in views):
         sentences.append(
             "Synthetic weights are random: the arithmetic and its cost are real, the pictures mean nothing."
         )

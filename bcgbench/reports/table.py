@@ -46,7 +46,7 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
 
 
 def _case(view: CaseView) -> str:
-    title = _wrapped(view.name + (" (synthetic weights)" if _synthetic(view) else ""), indent=4)
+    title = _wrapped(view.name + (" (synthetic weights)" if view.synthetic else ""), indent=4)
     lines = [title, *(_verdict_line(view, verdict) for verdict in view.verdicts)]
     lines += [
         _wrapped(f"  {name} {record.status}: {base.reason_text(reason)}", indent=6)
@@ -59,10 +59,6 @@ def _case(view: CaseView) -> str:
     if not view.timed:
         lines.append("  times are - because a CPU (tape) run carries no speed")
     return "\n".join(lines)
-
-
-def _synthetic(view: CaseView) -> bool:
-    return any(record.synthetic for record in view.arms.values())
 
 
 def _verdict_line(view: CaseView, verdict: Verdict) -> str:

@@ -1,0 +1,87 @@
+"""Which records are paired with which, for `run` and for `compare`. No printing and no thresholds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from bcgbench import verdict as judge
+from bcgbench.errors import NothingMeasured
+from bcgbench.outputs import answer
+from bcgbench.reports.base import arm_of_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bcgbench.types import Record, Verdict
+
+REFERENCE = "eager"
+BOUND = ("graph", "bcg")
+"""The whole graph is what breaks cost against; shown, never a reason to fail a run."""
+
+
+def judge_run(records: Sequence[Record]) -> tuple[Verdict, ...]:
+    """Per case, every arm against eager (or the first arm there is), and bcg against the whole graph.
+
+    An arm that failed or was skipped is in no pair: its own record says why and sets the exit code.
+    """
+    measured = [record for record in records if record.status in ("OK", "INVALID")]
+    return tuple(_judged(arms, a=a, b=b) for arms in _by_case(measured).values() for a, b in _pairs(tuple(arms)))
+
+
+def judge_arms(records: Sequence[Record], *, a: str, b: str) -> tuple[Verdict, ...]:
+    """Arm b against arm a on every case that has both. NothingMeasured names the arms that there are."""
+    both = [arms for arms in _by_case(records).values() if a in arms and b in arms]
+    if not both:
+        present = ", ".join(dict.fromkeys(record.runner for record in records)) or "none"
+        message = f"no case of this run has both arms {a} and {b}; arms measured: {present}"
+        raise NothingMeasured(message)
+    return tuple(_judged(arms, a=a, b=b) for arms in both)
+
+
+def judge_runs(a: Sequence[Record], b: Sequence[Record], *, arms: Sequence[str] = ()) -> tuple[Verdict, ...]:
+    """Equal arms of two runs, paired by case. The verdicts' arms name their run. NothingMeasured if none pairs."""
+    theirs = {(record.case.key, record.runner): record for record in b}
+    pairs = [
+        (record, theirs[record.case.key, record.runner])
+        for record in a
+        if (record.case.key, record.runner) in theirs and (not arms or record.runner in arms)
+    ]
+    if not pairs:
+        message = (
+            f"no arm of the first run has a counterpart in the second: {_described(a)} against {_described(b)}"
+            + (f", limited to {', '.join(arms)}" if arms else "")
+        )
+        raise NothingMeasured(message)
+    return tuple(
+        dataclasses.replace(
+            judge.compare(before, after),
+            a=arm_of_run(before),
+            b=arm_of_run(after),
+        )
+        for before, after in pairs
+    )
+
+
+def _judged(arms: dict[str, Record], *, a: str, b: str) -> Verdict:
+    # How well eager repeats itself stands in eager's own record, also where eager is in neither arm.
+    return judge.compare(arms[a], arms[b], rerun=answer(arms.values(), "rerun"))
+
+
+def _by_case(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    cases: dict[str, dict[str, Record]] = {}
+    for record in records:
+        cases.setdefault(record.case.key, {})[record.runner] = record
+    return cases
+
+
+def _pairs(arms: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    reference = REFERENCE if REFERENCE in arms else arms[0]
+    yield from ((reference, arm) for arm in arms if arm != reference)
+    if set(BOUND) <= set(arms) and reference not in BOUND:
+        yield BOUND
+
+
+def _described(records: Sequence[Record]) -> str:
+    found = dict.fromkeys(f"{r.case.model} {r.case.resolution} {r.runner}" for r in records)
+    return "; ".join(found) or "no record"

@@ -1,0 +1,165 @@
+"""What `run` and `plan` do behind their options: flags to cases, cases to a run folder with a report."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bcgbench import __version__, store
+from bcgbench.cli_compare import judge_run
+from bcgbench.cli_options import parse_buckets, parse_prompts, split
+from bcgbench.errors import UsageError
+from bcgbench.reports import renderer
+from bcgbench.reports.base import Report, model_name
+from bcgbench.types import SCHEMA_VERSION, RunInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from bcgbench.cli_progress import Display
+    from bcgbench.store import Run
+    from bcgbench.suite import Suite
+    from bcgbench.types import Case
+
+FIRST_INTERRUPT = "stopping after the current image; press Ctrl-C again to stop now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What the flags ask for, not yet checked. None means that the suite or the model decides."""
+
+    suite: str | None = None
+    models: Sequence[str] | None = None
+    resolutions: Sequence[str] | None = None
+    runners: Sequence[str] | None = None
+    prompts: Sequence[str] | None = None
+    buckets: str | None = None
+    values: Mapping[str, Any]
+    """Further suite keys as given: steps, guidance, weights, source, device, dtype, break, seed, rounds, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    report: Report
+    interrupted: bool
+
+
+def cases_of(selection: Selection) -> tuple[Case, ...]:
+    """The checked cases of a selection. UsageError for anything that could not run as asked."""
+    from bcgbench import models, suite
+    from bcgbench.runners import RUNNERS
+
+    chosen = _suite_of(selection)
+    cases = suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
+    # Tiny models exist with seeded random weights only, and a record must say what was loaded.
+    return tuple(replace(case, weights="random") if models.facts(case.model).tiny else case for case in cases)
+
+
+def _suite_of(selection: Selection) -> Suite:
+    from bcgbench import suite
+
+    if selection.suite is not None:
+        return suite.load_suite(selection.suite)
+    if not selection.models:
+        message = "nothing to run: give --model MODEL or --suite SUITE (see `bcgbench list models` and `list suites`)"
+        raise UsageError(message)
+    return suite.Suite(name="", description="from flags", cases=({"model": list(selection.models)},))
+
+
+def _overrides(selection: Selection) -> dict[str, Any]:
+    given = {
+        "model": list(selection.models) if selection.models else None,
+        "resolution": list(split(selection.resolutions)) or None,
+        "runners": list(split(selection.runners)) or None,
+        "prompts": parse_prompts(selection.prompts),
+        "buckets": parse_buckets(selection.buckets),
+        **selection.values,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def start(cases: Sequence[Case], *, results: Path, command: str, suite: str | None) -> Run:
+    """A new run folder for these cases."""
+    suite_name = Path(suite).stem if suite else None
+    created = store.utc_now()
+    info = RunInfo(
+        run_id=store.run_id(created, name=suite_name or model_name(cases[0])),
+        created_utc=created,
+        schema_version=SCHEMA_VERSION,
+        tool_version=__version__,
+        command=command,
+        suite=suite_name,
+        cases=tuple(cases),
+    )
+    return store.create_run(results, info)
+
+
+def execute(run: Run, *, display: Display, strict: bool, on_stop: Callable[[str], None]) -> Outcome:
+    """Measure what the run still lacks, then write its report, whatever happened in between.
+
+    The first interrupt lets the current image finish, the second ends the worker at once; both leave a partial report.
+    """
+    stop = threading.Event()
+    try:
+        with display, interruptible(stop, on_stop=on_stop):
+            measure(run, display=display, stop=stop)
+    except KeyboardInterrupt:
+        stop.set()
+    finally:
+        report = report_of(run, strict=strict, interrupted=stop.is_set())
+        write_report(run.path, report)
+    return Outcome(report=report, interrupted=stop.is_set())
+
+
+def measure(run: Run, *, display: Display, stop: threading.Event) -> None:
+    """Every case that has no complete result, one process each."""
+    from bcgbench import worker
+
+    for case in run.info.cases:
+        if stop.is_set():
+            return
+        if not run.is_complete(case):
+            worker.run_case(case, run, on_progress=display, stop=stop)
+
+
+@contextlib.contextmanager
+def interruptible(stop: threading.Event, *, on_stop: Callable[[str], None]) -> Iterator[None]:
+    """Within: SIGINT or SIGTERM sets `stop`; a second one raises KeyboardInterrupt. Handlers are restored."""
+
+    def handle(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        on_stop(FIRST_INTERRUPT)
+
+    if threading.current_thread() is not threading.main_thread():  # only there may Python install handlers
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def report_of(run: Run, *, strict: bool = False, interrupted: bool = False) -> Report:
+    """The records of a run with the verdicts on them."""
+    records = run.records()
+    notes = (f"interrupted: finish it with `bcgbench run --resume {run.info.run_id}`",) if interrupted else ()
+    return Report(info=run.info, records=records, verdicts=judge_run(records), notes=notes, strict=strict)
+
+
+def write_report(folder: Path, report: Report) -> Path:
+    """`report.md` of a run folder, replaced in one step so that a reader never sees half of it."""
+    target, draft = folder / "report.md", folder / "report.md.new"
+    draft.write_text(renderer("markdown")(report), encoding="utf-8")
+    draft.replace(target)
+    return target
