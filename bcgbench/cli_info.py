@@ -42,7 +42,8 @@ def comparison_text(report: Report) -> str:
     """The verdict of every case, outputs first, then the metrics."""
     judged = [view for view in base.views(report) if view.verdicts]
     blocks = [table.verdict_block(view, verdict) for view in judged for verdict in view.verdicts]
-    return "\n\n".join([*blocks, table.render(report).rstrip("\n")])
+    metrics = [f"{view.name}\n{table.metrics_block(view)}" for view in judged]
+    return "\n\n".join([*blocks, *metrics])
 
 
 def listing(what: str, *, results: Path, as_json: bool) -> str:

@@ -9,10 +9,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bcgbench import cli_compare
 from bcgbench.errors import UsageError
-from bcgbench.reports import REPORTS, base, formats, markdown, renderer
+from bcgbench.reports import REPORTS, base, formats, markdown, markdown_syntax, renderer
 from bcgbench.reports.base import Report
 from bcgbench.types import Record
 from tests import factories as make
@@ -160,6 +162,13 @@ def test_a_failed_arm_sets_the_exit_code_by_its_own_reason():
     assert base.overall(report) == "FAILED: bcg FAILED: out-of-memory: needs 80 GB"
 
 
+def test_a_failed_arm_shows_in_the_first_line_beside_good_ones():
+    """A reader of the first line alone learns that an arm is missing."""
+    failed = make.graph_record(runner="graph", status="FAILED", reasons=(make.reason(code="out-of-memory"),))
+    line = base.overall(report_of(make.record(), make.graph_record(), failed))
+    assert line.startswith("FAILED: 1 case; 1 arm FAILED (graph out-of-memory); bcg against eager FASTER 2.00x")
+
+
 def test_no_record_is_exit_code_6():
     """An empty run is said to be empty."""
     assert base.exit_code(report_of()) == 6
@@ -294,6 +303,20 @@ def test_hostile_names_stay_in_their_cell(name: str):
     assert "<script>" not in text
     assert "@team" not in text
     assert "](http://b)" not in text
+
+
+@given(st.text())
+def test_any_text_is_one_cell(text: str):
+    """Whatever a name or a reason holds, a table keeps its shape."""
+    ((header, _, row),) = markdown_tables(markdown_syntax.table(("a", "b"), [(markdown_syntax.escape(text), "x")]))
+    assert len(header) == len(row) == 2
+    assert row[1] == "x"
+
+
+@given(st.text())
+def test_redaction_is_stable(text: str):
+    """What was redacted once stays as it is."""
+    assert base.redact(base.redact(text)) == base.redact(text)
 
 
 def test_details_are_folded_and_balanced():

@@ -137,7 +137,7 @@ def overall(report: Report) -> str:
     if not verdicts:
         why = "; ".join(f"{r.runner} {r.status}: {first_reason(r)}" for r in report.records if r.status != "OK")
         return f"{outcome}: {why or 'no pair of arms to compare'}"
-    parts = (_speed_summary(verdicts), _fidelity_summary(verdicts), _replay_summary(report))
+    parts = (_failure_summary(report), _speed_summary(verdicts), _fidelity_summary(verdicts), _replay_summary(report))
     return f"{outcome}: {formats.plural(len(views(report)), 'case')}; " + "; ".join(part for part in parts if part)
 
 
@@ -171,7 +171,7 @@ def metric_text(view: CaseView, record: Record | None, name: str) -> str:
     if is_time and not view.timed:
         return formats.NOT_TIMED
     if is_time and record.status != "OK":  # an invalid time is in the JSON, never where it could be quoted
-        return formats.missing(f"{record.status}: {first_reason(record).split(':')[0]}")
+        return formats.missing(status_phrase(record))
     value = metric.read(record)
     return formats.missing(why_missing(record, name)) if value is None else with_unit(value, metric.unit)
 
@@ -187,10 +187,15 @@ def with_unit(value: float, unit: str) -> str:
     return formats.count(value)
 
 
+def status_phrase(record: Record) -> str:
+    """`FAILED: out-of-memory`."""
+    return f"{record.status}: {first_reason(record).split(':')[0]}"
+
+
 def why_missing(record: Record, name: str) -> str:
     """The shortest true reason for a metric that a record lacks."""
     if record.status != "OK":
-        return f"{record.status}: {first_reason(record).split(':')[0]}"
+        return status_phrase(record)
     if name in GRAPH_METRICS and record.backend == "none":
         return "no graph"
     if name in PROFILE_METRICS and record.profile is None:
@@ -222,6 +227,11 @@ def redact(text: str) -> str:
         return "<path>" if match["path"] else "<login>"
 
     return _URL_OR_PRIVATE.sub(replace, text)
+
+
+def _failure_summary(report: Report) -> str:
+    failed = [f"{r.runner} {first_reason(r).split(':')[0]}" for r in report.records if r.status == "FAILED"]
+    return f"{formats.plural(len(failed), 'arm')} FAILED ({', '.join(dict.fromkeys(failed))})" if failed else ""
 
 
 def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:

@@ -95,7 +95,7 @@ def _summary_row(view: CaseView) -> list[str]:
         _captures(bcg, limit=_SUMMARY_CAPTURES),
         _with_count(metric(eager, "denoise_s"), eager),
         _with_count(metric(bcg, "denoise_s"), bcg),
-        _speed(view, verdict),
+        _speed(view, eager, bcg),
         metric(eager, "end_to_end_s"),
         metric(bcg, "end_to_end_s"),
         change("peak_allocated_bytes"),
@@ -103,7 +103,7 @@ def _summary_row(view: CaseView) -> list[str]:
         escape(base.redact(verdict.fidelity)) if verdict else formats.missing("no pair eager, bcg"),
         change("gpu_busy"),
         _with_count(metric(graph, "denoise_s"), graph),
-        _speed(view, _verdict(view, GRAPH, BCG), bound=True),
+        _speed(view, graph, bcg, bound=True),
     ]
 
 
@@ -116,15 +116,19 @@ def _with_count(text: str, record: Record | None) -> str:
     return f"{text} (n = {len(record.measured)})" if timed and record is not None else text
 
 
-def _speed(view: CaseView, verdict: Verdict | None, *, bound: bool = False) -> str:
-    """A verdict in a cell; against the bound only the ratio, because nothing is judged by it."""
-    if verdict is None:
-        return formats.missing("arm not run") if view.timed else formats.NOT_TIMED
-    if verdict.speed == "NOT-TIMED":
+def _speed(view: CaseView, a: Record | None, b: Record | None, *, bound: bool = False) -> str:
+    """Arm b against arm a in a cell; against the bound only the ratio, because nothing is judged by it."""
+    if not view.timed:
         return formats.NOT_TIMED
-    if verdict.speed == "INVALID" or verdict.ratio is None:
-        why = verdict.reasons[0].code if verdict.reasons else "no ratio"
-        return formats.missing(f"{verdict.speed}: {escape(why)}")
+    if a is None or b is None:
+        return formats.missing("arm not run")
+    bad = next((record for record in (b, a) if record.status != "OK"), None)
+    if bad is not None:
+        return formats.missing(escape(base.status_phrase(bad)))
+    verdict = _verdict(view, a.runner, b.runner)
+    if verdict is None or verdict.ratio is None:
+        why = verdict.reasons[0].code if verdict and verdict.reasons else "not compared"
+        return formats.missing(escape(f"{verdict.speed}: {why}" if verdict else why))
     figures = f"{formats.ratio_with_interval(verdict.ratio)} (n = {verdict.pairs})"
     return figures if bound else f"{verdict.speed} {figures}"
 
@@ -152,25 +156,37 @@ def _arm_rows(view: CaseView) -> list[list[str]]:
 
 
 def _arm_row(view: CaseView, label: str, record: Record) -> list[str]:
-    verdict = next((v for v in view.verdicts if v.b == label), None)
-    status = record.status if record.status == "OK" else f"{record.status}: {base.first_reason(record)}"
-
     def metric(name: str) -> str:
         return escape(base.metric_text(view, record, name))
 
+    against, speed, outputs, padding = _judged_cells(view, label, record)
     return [
         _name(view),
         escape(label),
-        escape(status),
-        escape(verdict.a) if verdict else "(reference)",
-        _speed(view, verdict) if verdict else "(reference)",
+        escape(record.status if record.status == "OK" else f"{record.status}: {base.first_reason(record)}"),
+        against,
+        speed,
         _with_count(metric("denoise_s"), record),
         metric("step_s"),
         metric("launches_per_step"),
         metric("gpu_busy"),
-        escape(base.redact(verdict.fidelity)) if verdict else "(reference)",
-        (escape(verdict.padding) or "none") if verdict else "(reference)",
+        outputs,
+        padding,
         _captures(record),
+    ]
+
+
+def _judged_cells(view: CaseView, label: str, record: Record) -> list[str]:
+    """Against, speed, outputs and padding of an arm, by the first verdict on it."""
+    verdict = next((v for v in view.verdicts if v.b == label), None)
+    if verdict is None:
+        compared = record.status in ("OK", "INVALID")
+        return ["(reference)" if compared else formats.missing(record.status)] * 4
+    return [
+        escape(verdict.a),
+        _speed(view, view.arms.get(verdict.a), record),
+        escape(base.redact(verdict.fidelity)),
+        escape(verdict.padding) or "none",
     ]
 
 

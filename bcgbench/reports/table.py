@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bcgbench.reports.base import CaseView, Report
-    from bcgbench.types import Record, Verdict
+    from bcgbench.types import Engagement, Record, Verdict
 
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
 REASON_LIMIT = 5
 NO_GRAPH = "no graph"
+SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
+"""Reasons of a verdict that its line, or the line of the arm below it, says in other words."""
 
 
 def render(report: Report) -> str:
@@ -55,15 +57,21 @@ def _case(view: CaseView) -> str:
     ]
     if not view.arms:
         return "\n".join([*lines, "  not run"])
-    lines += _arm_tables(view)
+    return "\n".join([*lines, metrics_block(view)])
+
+
+def metrics_block(view: CaseView) -> str:
+    """The metrics of every arm of a case side by side."""
+    lines = list(_arm_tables(view))
     if not view.timed:
         lines.append("  times are - because a CPU (tape) run carries no speed")
     return "\n".join(lines)
 
 
 def _verdict_line(view: CaseView, verdict: Verdict) -> str:
-    parts = [f"outputs {_outputs(verdict)}", f"speed {base.speed_phrase(verdict)}", f"peak {_memory(view, verdict)}"]
-    why = "".join(f"; {base.reason_text(reason)}" for reason in verdict.reasons[:REASON_LIMIT])
+    parts = [f"outputs: {_outputs(verdict)}", f"speed: {base.speed_phrase(verdict)}", f"peak: {_memory(view, verdict)}"]
+    new = [reason for reason in verdict.reasons if reason.code not in SAID_ALREADY]
+    why = "".join(f"; {base.reason_text(reason)}" for reason in new[:REASON_LIMIT])
     return _wrapped(f"  {verdict.b} against {verdict.a}: " + " | ".join(parts) + why, indent=6)
 
 
@@ -122,23 +130,25 @@ def image_times(record: Record) -> list[float]:
     return [sample.denoise_host_s for sample in record.measured]
 
 
-def _captures(_: CaseView, record: Record) -> str:
-    return formats.arrow(record.engagement.captures) if record.engagement else NO_GRAPH
+def _of_graph(read: Callable[[Engagement], str]) -> Callable[[CaseView, Record], str]:
+    def text(_: CaseView, record: Record) -> str:
+        if record.engagement is not None:
+            return read(record.engagement)
+        return NO_GRAPH if record.status == "OK" else formats.missing(base.status_phrase(record))
+
+    return text
 
 
-def _replays(_: CaseView, record: Record) -> str:
-    return f"{record.engagement.replays}/{record.engagement.expected_forwards}" if record.engagement else NO_GRAPH
-
-
-def _misses(_: CaseView, record: Record) -> str:
-    proof = record.engagement
-    return f"{sum(miss.count for miss in proof.misses)}, {proof.fallbacks}" if proof else NO_GRAPH
+def _misses(proof: Engagement) -> str:
+    return f"{sum(miss.count for miss in proof.misses)}, {proof.fallbacks}"
 
 
 def _exactness(_: CaseView, record: Record) -> str:
+    if record.status != "OK":
+        return "not judged"
     answers = {answer.question: answer.exact for answer in record.fidelity}
     if "graph" not in answers:
-        return formats.NOT_AVAILABLE if record.backend != "none" else "reference"
+        return "not judged" if record.backend != "none" else "reference"
     return "exact" if answers["graph"] else "differ"
 
 
@@ -155,9 +165,9 @@ ROWS: tuple[tuple[str, Callable[[CaseView, Record], str]], ...] = (
     ("GPU busy", _metric("gpu_busy")),
     ("peak allocated", _metric("peak_allocated_bytes")),
     ("graph pool", _metric("pool_bytes")),
-    ("captures", _captures),
-    ("replays/expected", _replays),
-    ("misses, fallbacks", _misses),
+    ("captures", _of_graph(lambda proof: formats.arrow(proof.captures))),
+    ("replays/expected", _of_graph(lambda proof: f"{proof.replays}/{proof.expected_forwards}")),
+    ("misses, fallbacks", _of_graph(_misses)),
     ("outputs", _exactness),
 )
 
