@@ -6,19 +6,22 @@ The hook binds the call, pads it by the model's policy and hands it to the engin
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.measure import time_call
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
@@ -88,6 +91,7 @@ class Hook:
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
         if policy is not None and policy.attention:
             policy = BreakPolicy(names=(*policy.names, *adapter.breaks), attention=True)
+        self._device = session.device
         self.module = module
         self.original = original
         self.bind = Binder(original)
@@ -120,6 +124,12 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The denoiser's forward as the pipeline calls it."""
         return self.call(self.bind(args, kwargs))
+
+    def idle(self, output: Any) -> Hook:
+        """This hook around a forward that does nothing: what is left is the hook's own cost."""
+        other = copy.copy(self)
+        other.graphed = GraphedForward(lambda _: output, device=self._device, policy=None, module=self.module)
+        return other
 
 
 @contextlib.contextmanager
@@ -178,6 +188,23 @@ class Arm:
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
         return list(found.values())
 
+    def signature_s(self, traced: Traced, *, repeats: int, clock: Clock) -> float:
+        """Median host seconds to sign a call."""
+        hook = self.hooks[traced.module]
+        arguments = next(hook.variants(traced.arguments)) if self.runner.padded else traced.arguments
+        return time_call(lambda: hook.graphed.sign(arguments), repeats=repeats, clock=clock)
+
+    def hook_s(self, traced: Traced, *, repeats: int, clock: Clock) -> float | None:
+        """Median host seconds that the hook adds to a call: binding, padding, signing, counting; None if not hooked.
+
+        Measured on this arm's hook with a forward that returns at once, and no graph.
+        """
+        if not self.runner.hooked:
+            return None
+        hook = self.hooks[traced.module]
+        idle = hook.idle(traced.output)
+        return time_call(lambda: idle(**traced.arguments), repeats=repeats, clock=clock)
+
     @property
     def counts(self) -> Counts:
         """Calls since the arm was made."""
@@ -190,10 +217,10 @@ class Arm:
         return [graph for hook in self.hooks.values() for graph in hook.graphed.cache.graphs]
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> Literal["cuda", "tape", "none"]:
         """What replays: "cuda", "tape", or "none"."""
         names = [hook.graphed.backend.name for hook in self.hooks.values() if hook.graphed.backend is not None]
-        return names[0] if names else "none"
+        return "none" if not names else "cuda" if names[0] == "cuda" else "tape"
 
     @property
     def growth_bytes(self) -> tuple[int, ...]:

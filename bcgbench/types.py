@@ -1,6 +1,6 @@
 """Every value that is stored or passed between modules: frozen dataclasses, standard library only.
 
-Units stand in names: `_s` seconds, `_bytes`, `_db`, `_px`, `_hz`, `_w`, `_c`. Raw samples are kept; nothing here is rounded.
+Units stand in names: `_s` seconds, `_bytes`, `_db`, `_px`, `_hz`, `_w`, `_c`. Raw samples are kept, unrounded.
 A new stored field needs a new `SCHEMA_VERSION`, a migration in `store.py` and a golden file under `tests/golden`.
 """
 
@@ -117,7 +117,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """Clocks and limits at one moment. `throttle_bits` are NVML's clock-event reasons; 0x4 is the software power cap."""
+    """Clocks and limits at one moment. `throttle_bits` are NVML's clock-event reasons; 0x4 is a software power cap."""
 
     sm_clock_hz: int
     memory_clock_hz: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -95,15 +94,6 @@ class GraphedForward:
         """An eager call of a graphed arm; the caller has counted the reason."""
         self.fallbacks += 1
         return self._forward(arguments)
-
-    def signature_s(self, arguments: dict[str, Any], *, repeats: int = 200) -> float:
-        """Median host seconds to sign this call."""
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            self.sign(arguments)
-            times.append(time.perf_counter() - start)
-        return sorted(times)[repeats // 2]
 
     def _check_pool(self) -> None:
         limit = self.cache.limits.pool_bytes

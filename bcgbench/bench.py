@@ -1,0 +1,284 @@
+"""One case from loading to its records: trace, prepare, requests, rounds, checks, profile.
+
+Runs inside the case's own worker process and reports by `emit`; nothing here writes the journal or decides what a
+figure is worth. An arm that fails is a record with its reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from bcgbench import checks, environment, measure
+from bcgbench.arms import Arm, Counts, Traced, Tracer
+from bcgbench.artifacts import save_finals
+from bcgbench.checks import CallTally, Final, Finals
+from bcgbench.errors import CaptureError, EngineError, ProcessPoisoned
+from bcgbench.models import base
+from bcgbench.profile import profile_request
+from bcgbench.records import ArmResult, assemble
+from bcgbench.runners import RUNNERS, runner
+from bcgbench.types import Case, Environment, Phase, Progress, Reason, Record, Sample
+
+log = logging.getLogger(__name__)
+
+PROFILE_STEPS = 2
+Emit = Callable[[Sample | Record | Progress], None]
+
+
+class Stopped(Exception):
+    """The user asked to stop; what was measured is kept."""
+
+
+@dataclass(slots=True)
+class Live:
+    """An arm while its case runs."""
+
+    arm: Arm
+    result: ArmResult = field(default_factory=ArmResult)
+    finals: Finals = field(default_factory=Finals)
+    expected: int = 0
+    """Transformer calls that this arm was asked for, known from the trace and not from the arm's own hook."""
+
+    @property
+    def name(self) -> str:
+        """The runner's name."""
+        return self.arm.runner.name
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing failed so far."""
+        return self.result.failure is None
+
+
+def run_case(
+    case: Case, *, run_id: str, run_path: Path, attempt: int, emit: Emit, should_stop: Callable[[], bool]
+) -> None:
+    """Measure one case and emit its samples as they come and one record per runner at the end."""
+    names = [runner(name).name for name in case.runners]
+    emit(Progress(case=case.key, stage="load"))
+    bench = CaseBench(base.load(case), environment.collect(case.device), emit=emit, should_stop=should_stop)
+    try:
+        with torch.no_grad():
+            bench.run(names)
+    except Stopped:
+        for live in bench.live.values():
+            live.result.failure = live.result.failure or Reason(
+                code="interrupted", text="stopped by the user; resume the run to measure the rest"
+            )
+    for live in bench.live.values():
+        if live.usable:
+            live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
+        emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
+                      expected_forwards=live.expected))  # fmt: skip
+
+
+class CaseBench:
+    """The stages of one case on one loaded pipeline."""
+
+    def __init__(
+        self, session: base.Session, machine: Environment, *, emit: Emit, should_stop: Callable[[], bool]
+    ) -> None:
+        self.session = session
+        self.environment = machine
+        self.live: dict[str, Live] = {}
+        self._case = session.case
+        self._emit = emit
+        self._should_stop = should_stop
+        self._clock = measure.clock_for(session.device)
+        self._calls: list[Traced] = []
+        self._calls_of: dict[int, int] = {}
+        self._traced = Finals()
+        self._base = _memory(session.device)
+
+    def run(self, names: list[str]) -> None:
+        """All stages. Raises `Stopped`; `ProcessPoisoned` if CUDA is lost."""
+        self.live = {name: Live(Arm(RUNNERS[name], self.session)) for name in names}
+        self._trace()
+        for live in self.live.values():
+            self._attempt("prepare", live, self._prepare)
+            self._attempt("requests", live, self._requests)
+        self._measure()
+        self._check()
+        if self._case.profile and self.session.device.type == "cuda":
+            for live in self.live.values():
+                self._attempt("profile", live, self._profile)
+
+    # --- stages ---------------------------------------------------------------------------------------------------
+
+    def _trace(self) -> None:
+        """One eager denoise per prompt, all calls kept."""
+        arm = Arm(RUNNERS["eager"], self.session)
+        tracer = Tracer(arm)
+        for prompt in range(len(self._case.prompts)):
+            self._report("trace", "eager", done=prompt, total=len(self._case.prompts))
+            before = len(tracer.calls)
+            with tracer.recording():
+                measured = measure.request(self.session, prompt, clock=self._clock)
+            self._traced.by_prompt[prompt] = _final(measured)
+            self._calls_of[prompt] = len(tracer.calls) - before
+        self._calls = tracer.calls
+
+    def _prepare(self, live: Live) -> None:
+        self._report("prepare", live.name)
+        others = _memory(self.session.device)
+        live.result.foreign_bytes = (others[0] - self._base[0], others[1] - self._base[1])
+        start = time.perf_counter()
+        live.arm.prepare(self._calls)
+        self._clock.synchronize()
+        live.result.prepare_s = time.perf_counter() - start
+        live.result.time_calls(live.arm, self._calls[0], clock=self._clock)
+
+    def _requests(self, live: Live) -> None:
+        """Warm, short prompt, long prompt, short again: nothing may be captured, nothing stale, nothing overwritten."""
+        captures = [len(live.arm.graphs)]
+        phases: list[tuple[Phase, int]] = [("first", 0), ("req1", 0), ("req2", 1), ("req1-again", 0)]
+        phases += [("warm", prompt) for prompt in range(2, len(self._case.prompts))]
+        for done, (phase, prompt) in enumerate(phases):
+            self._report("requests", live.name, done=done, total=len(phases))
+            final = self._image(live, phase=phase, turn=measure.Turn(0, 0, live.name, prompt))
+            if phase == "req1-again":
+                live.finals.again.append(final)
+            elif phase != "first":
+                live.finals.by_prompt[prompt] = final
+            if phase.startswith("req"):
+                captures.append(len(live.arm.graphs))
+        live.result.captures = tuple(captures)
+
+    def _measure(self) -> None:
+        names = [name for name, live in self.live.items() if live.usable]
+        prompts = min(2, len(self._case.prompts))
+        start = time.perf_counter()
+        for turn in measure.schedule(names, self._case.rounds, prompts=prompts):
+            done, total = turn.round * len(names) + turn.order, self._case.rounds * len(names)
+            spent = time.perf_counter() - start
+            self._report("measure", turn.arm, done=done, total=total,
+                         eta_s=spent / done * (total - done) if done else None)  # fmt: skip
+            image = functools.partial(self._image, phase="measure", turn=turn)
+            self._attempt("measure", self.live[turn.arm], image)
+
+    def _check(self) -> None:
+        """Calls on identical inputs, and final outputs, against their references."""
+        eager = Live(Arm(RUNNERS["eager"], self.session))
+        padded = self.live.get("eager-padded") or Live(Arm(RUNNERS["eager-padded"], self.session))
+        if not padded.finals.by_prompt:
+            self._requests(padded)
+        traced = self._compare({"rerun": eager, "padding": padded}, reference=None)
+        graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
+        tallies = self._compare(graphs, reference=padded)
+        against_eager = functools.partial(checks.answer, reference="eager", expected=self._traced)
+        padding = against_eager("padding", tally=traced["padding"], got=padded.finals)
+        padded.result.fidelity = (padding,)
+        if "eager" in self.live and self.live["eager"].usable:
+            rerun = against_eager("rerun", tally=traced["rerun"], got=self.live["eager"].finals)
+            self.live["eager"].result.fidelity = (rerun,)
+        for name, live in graphs.items():
+            if live.usable:
+                graph = checks.answer("graph", reference="eager-padded", tally=tallies[name], expected=padded.finals,
+                                      got=live.finals)  # fmt: skip
+                live.result.fidelity = (graph, padding)
+
+    def _compare(self, arms: dict[str, Live], *, reference: Live | None) -> dict[str, CallTally]:
+        """Tallies of all traced calls; without a reference arm, against the traced outputs themselves."""
+        tallies = {name: CallTally() for name in arms}
+        for done, traced in enumerate(self._calls):
+            self._report("check", ", ".join(arms), done=done, total=len(self._calls))
+            expected = traced.output if reference is None else reference.arm.call(traced)
+            for name, live in arms.items():
+                self._attempt("check", live, functools.partial(_compare_call, tallies[name], traced, expected))
+        return tallies
+
+    def _profile(self, live: Live) -> None:
+        self._report("profile", live.name)
+
+        def run() -> None:
+            with live.arm.attached():
+                measure.request(self.session, 0, clock=self._clock, steps=PROFILE_STEPS)
+            live.expected += self._calls_of[0] * PROFILE_STEPS // self._case.steps
+
+        before = [graph.replays for graph in live.arm.graphs]
+        run()
+        replayed = [(graph, graph.replays - old) for graph, old in zip(live.arm.graphs, before, strict=True)]
+        known = all(graph.nodes is not None for graph, _ in replayed)
+        nodes = sum((graph.nodes or 0) * count for graph, count in replayed) // PROFILE_STEPS
+        live.result.profile = profile_request(run, steps=PROFILE_STEPS, graph_nodes_per_step=nodes if known else None)
+
+    # --- one image ------------------------------------------------------------------------------------------------
+
+    def _image(self, live: Live, *, phase: Phase, turn: measure.Turn) -> Final:
+        """Measure one request of an arm; its sample is emitted at once."""
+        before = live.arm.counts
+        measure.peak_reset(self.session.device)
+        with live.arm.attached():
+            measured = measure.request(self.session, turn.prompt, clock=self._clock)
+        live.expected += self._calls_of[turn.prompt]
+        counts = live.arm.counts.since(before)
+        allocated, reserved = measure.peak(self.session.device)
+        sample = _sample(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved))
+        live.result.samples.append(sample)
+        if live.name in self.live:
+            self._emit(sample)
+        return _final(measured)
+
+    def _attempt(self, stage: str, live: Live, work: Callable[[Live], object]) -> None:
+        """Run a stage of an arm that did not fail before; what it raises is the arm's failure.
+
+        CUDA lost and a stop end the case.
+        """
+        if not live.usable:
+            return
+        try:
+            work(live)
+        except CaptureError as error:
+            live.result.failure = Reason(code="capture-failed", text=str(error))
+        except torch.OutOfMemoryError as error:
+            live.result.failure = Reason(code="out-of-memory", text=f"while in {stage}: {str(error).splitlines()[0]}")
+            torch.cuda.empty_cache()
+        except ProcessPoisoned as error:
+            live.result.failure = Reason(code="process-poisoned", text=str(error))
+            raise
+        except EngineError as error:
+            live.result.failure = Reason(code="engine", text=f"while in {stage}: {error}")
+        if live.result.failure is not None:
+            log.error("%s: %s", live.name, live.result.failure.text)
+
+    def _report(self, stage: str, arm: str, *, done: int = 0, total: int = 0, eta_s: float | None = None) -> None:
+        if self._should_stop():
+            raise Stopped
+        self._emit(Progress(case=self._case.key, stage=stage, arm=arm, done=done, total=total, eta_s=eta_s))
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """(allocated, reserved) bytes now, with the allocator's free blocks returned."""
+    if device.type != "cuda":
+        return 0, 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+
+
+def _final(measured: measure.Measured) -> Final:
+    return Final(measured.latents.detach().cpu(), measured.images)
+
+
+def _compare_call(tally: CallTally, traced: Traced, expected: object, live: Live) -> None:
+    live.expected += 1
+    tally.add(expected, live.arm.call(traced))
+
+
+def _sample(
+    measured: measure.Measured, *, phase: Phase, turn: measure.Turn, counts: Counts, peak: tuple[int | None, int | None]
+) -> Sample:
+    times = {f.name: getattr(measured, f.name) for f in dataclasses.fields(measured) if f.name.endswith("_s")}
+    return Sample(
+        runner=turn.arm, phase=phase, round=turn.round, order=turn.order, prompt=turn.prompt, **times,
+        forwards=counts.forwards, replays=counts.replays, fallbacks=counts.fallbacks,
+        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=environment.gpu_state(),
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Are an arm's outputs the same? Every transformer call on identical inputs, then free-running latents and images.
+
+Three questions, three references: eager again (rerun), eager on padded inputs against eager (padding), the arm against
+eager on padded inputs (graph). What an answer is worth is decided in `verdict.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bcgbench import fidelity
+from bcgbench.arms import Traced
+from bcgbench.engine import trees
+from bcgbench.engine.diagnose import bit_equal
+from bcgbench.types import Difference, Fidelity, Question
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What one request ended with, on the host."""
+
+    latents: Tensor
+    images: np.ndarray[Any, Any]
+    """uint8, (images or frames, height, width, 3)."""
+
+
+@dataclass(slots=True)
+class CallTally:
+    """Comparison of two arms over traced calls, in order."""
+
+    calls: int = 0
+    exact: int = 0
+    first: int | None = None
+    worst: Difference | None = None
+
+    def add(self, reference: Any, output: Any) -> None:
+        """Compare the outputs of the next call; sizes that differ raise a `BcgbenchError`."""
+        index = self.calls
+        self.calls += 1
+        pairs = list(zip(trees.tensors(reference), trees.tensors(output), strict=True))
+        if all(bit_equal(a, b) for a, b in pairs):
+            self.exact += 1
+            return
+        self.first = index if self.first is None else self.first
+        for a, b in pairs:
+            found = fidelity.compare(a, b, name=f"call {index}")
+            if not found.exact and (self.worst is None or found.max_abs > self.worst.max_abs):
+                self.worst = found
+
+
+def compare_calls(
+    calls: list[Traced], reference: Callable[[Traced], Any], outputs: Mapping[str, Callable[[Traced], Any]]
+) -> dict[str, CallTally]:
+    """Run every traced call through the reference and each arm; one tally per arm."""
+    tallies = {name: CallTally() for name in outputs}
+    for traced in calls:
+        expected = reference(traced)
+        for name, run in outputs.items():
+            tallies[name].add(expected, run(traced))
+    return tallies
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """An arm's final outputs by prompt, and prompt 0 once more after prompt 1 ran."""
+
+    by_prompt: dict[int, Final] = field(default_factory=dict)
+    again: list[Final] = field(default_factory=list)
+
+
+def answer(question: Question, *, reference: str, tally: CallTally, expected: Finals, got: Finals) -> Fidelity:
+    """The fidelity of one arm against one reference.
+
+    Prompt 0 after prompt 1 is compared with the reference too: a stale input or an overwritten output shows there.
+    """
+    pairs = [(str(prompt), final, got.by_prompt[prompt]) for prompt, final in expected.by_prompt.items()]
+    pairs += [("0 again", expected.by_prompt[0], final) for final in got.again]
+    return Fidelity(
+        question=question,
+        reference=reference,
+        calls=tally.calls,
+        calls_exact=tally.exact,
+        first_call=tally.first,
+        worst_call=tally.worst,
+        latents=tuple(fidelity.compare(a.latents, b.latents, name=f"latents {name}") for name, a, b in pairs),
+        images=tuple(fidelity.compare(a.images, b.images, name=f"image {name}", ssim=True) for name, a, b in pairs),
+    )

@@ -1,0 +1,110 @@
+"""What an arm gathered while its case ran, and the record made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from bcgbench.arms import Arm, Traced
+from bcgbench.clock import Clock
+from bcgbench.models.base import Session
+from bcgbench.types import Environment, Fidelity, Memory, Profile, Reason, Record, Sample
+from bcgbench.verdict import judge
+
+CALL_REPEATS = 200
+"""Repeats for host times of single calls, which are tens of microseconds."""
+
+
+@dataclass(slots=True)
+class ArmResult:
+    """Filled stage by stage; whatever was reached before a failure is kept."""
+
+    samples: list[Sample] = field(default_factory=list)
+    captures: tuple[int, ...] = ()
+    foreign_bytes: tuple[int, int] = (0, 0)
+    """(allocated, reserved) bytes that other arms hold in this process, excluded from this arm's memory."""
+    fidelity: tuple[Fidelity, ...] = ()
+    profile: Profile | None = None
+    prepare_s: float | None = None
+    signature_s: float | None = None
+    hook_s: float | None = None
+    artifacts: dict[str, str] = field(default_factory=dict)
+    failure: Reason | None = None
+
+    def time_calls(self, arm: Arm, traced: Traced, *, clock: Clock) -> None:
+        """Host time of the signature, and of all that the hook adds to a forward."""
+        self.signature_s = arm.signature_s(traced, repeats=CALL_REPEATS, clock=clock)
+        self.hook_s = arm.hook_s(traced, repeats=CALL_REPEATS, clock=clock)
+
+
+def assemble(
+    arm: Arm, result: ArmResult, session: Session, environment: Environment, *, run_id: str, attempt: int,
+    expected_forwards: int,
+) -> Record:  # fmt: skip
+    """The judged record of one arm."""
+    case = session.case
+    first = next((sample.end_to_end_s for sample in result.samples if sample.phase == "first"), None)
+    record = Record(
+        run_id=run_id,
+        case=case,
+        runner=arm.runner.name,
+        attempt=attempt,
+        status="FAILED" if result.failure else "OK",
+        reasons=(result.failure,) if result.failure else (),
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        environment=environment,
+        backend=arm.backend,
+        synthetic=session.synthetic,
+        settings=_settings(arm, session),
+        token_counts=session.token_counts,
+        samples=tuple(result.samples),
+        engagement=arm.engagement(captures=result.captures, expected_forwards=expected_forwards),
+        memory=_memory(arm, result, session),
+        profile=result.profile,
+        fidelity=result.fidelity,
+        load_s=session.load_s,
+        first_call_s=first,
+        prepare_s=result.prepare_s,
+        signature_s=result.signature_s,
+        hook_s=result.hook_s,
+        artifacts=result.artifacts,
+    )
+    status, reasons = judge(record)
+    return dataclasses.replace(record, status=status, reasons=reasons)
+
+
+def _settings(arm: Arm, session: Session) -> dict[str, str]:
+    """The resolved configuration; two arms may differ in runner, capture, break_policy and padding only."""
+    case, row = session.case, arm.runner
+    buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
+    policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
+    return {
+        "runner": row.name,
+        "capture": arm.backend if row.captured else "none",
+        "break_policy": (row.breaks or case.break_policy) if row.captured else "none",
+        "padding": policy if row.padded else "native length",
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "pipeline": session.adapter.facts.pipeline,
+        "scheduler": type(session.pipe.scheduler).__name__,
+        "steps": str(case.steps),
+    }
+
+
+def _memory(arm: Arm, result: ArmResult, session: Session) -> Memory:
+    """Peaks as if the arm were alone in the process.
+
+    Torch counts a graph pool's blocks as allocated only while a tensor lives in them, so the pool is added to the
+    allocated peak; buffers of other arms are taken off.
+    """
+    images = [s for s in result.samples if s.phase != "measure"]
+    allocated = [s.peak_allocated_bytes for s in images if s.peak_allocated_bytes is not None]
+    reserved = [s.peak_reserved_bytes for s in images if s.peak_reserved_bytes is not None]
+    pool = arm.pool_bytes
+    return Memory(
+        weights_bytes=session.weights_bytes,
+        peak_allocated_bytes=max(allocated) - result.foreign_bytes[0] + pool if allocated else None,
+        peak_reserved_bytes=max(reserved) - result.foreign_bytes[1] if reserved else None,
+        pool_bytes=pool if session.device.type == "cuda" else None,
+        growth_bytes=arm.growth_bytes,
+    )
