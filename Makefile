@@ -38,5 +38,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing bcgbench and its pinned dependencies into $(VENV)/ (some minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "bcgbench needs Python 3.11 or newer; say which: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
