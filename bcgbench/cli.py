@@ -259,10 +259,16 @@ def plan(
 
 @app.command()
 @guarded
-def doctor(*, strict: opt.Strict = False, as_json: opt.Json = False, debug: opt.Debug = False) -> int:
+def doctor(
+    *,
+    results: opt.Results = DEFAULT_RESULTS,
+    strict: opt.Strict = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> int:
     """Check that this machine has what a run needs."""
     from bcgbench import cli_info
 
-    text, fine = cli_info.diagnosis(as_json=as_json)
+    text, fine = cli_info.diagnosis(results=results, as_json=as_json)
     typer.echo(text)
     return 7 if strict and not fine else 0

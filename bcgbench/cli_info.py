@@ -148,16 +148,18 @@ def duration(value_s: float) -> str:
     return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"  # noqa: PLR2004
 
 
-def diagnosis(*, as_json: bool) -> tuple[str, bool]:
-    """The checks of this machine, and whether everything that a run needs is there."""
+def diagnosis(*, results: Path, as_json: bool) -> tuple[str, bool]:
+    """The checks of this machine, and whether none of them failed."""
     from bcgbench import environment
 
-    checks = environment.doctor()
-    fine = all(check.ok for check in checks)
+    checks = environment.doctor(results=results)
+    fine = all(check.ok is not False for check in checks)
     if as_json:
         return _json({"ok": fine, "checks": [to_json(check) for check in checks]}), fine
-    rows = [{"": "ok" if check.ok else "--", "check": check.name, "found": check.text} for check in checks]
-    return aligned(rows), fine
+    return aligned([{"": _MARKS[check.ok], "check": check.name, "found": check.text} for check in checks]), fine
+
+
+_MARKS = {True: "ok", False: "FAIL", None: "-"}
 
 
 def aligned(rows: Rows) -> str:

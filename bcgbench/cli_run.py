@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,7 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
     from bcgbench.runners import RUNNERS
 
     chosen = _suite_of(selection)
-    cases = suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
-    # Tiny models exist with seeded random weights only, and a record must say what was loaded.
-    return tuple(replace(case, weights="random") if models.facts(case.model).tiny else case for case in cases)
+    return suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
 
 
 def _suite_of(selection: Selection) -> Suite:

@@ -148,7 +148,7 @@ def test_options_are_pinned():
         "report": ["--debug", "--format", "--output", "--results"],
         "list": ["--debug", "--json", "--results"],
         "plan": sorted([*case, "--debug", "--json"]),
-        "doctor": ["--debug", "--json", "--strict"],
+        "doctor": ["--debug", "--json", "--results", "--strict"],
     }
 
 
@@ -284,11 +284,12 @@ def test_flags_reach_the_case(tmp_path: Path, fake_worker):
     assert len(case.prompts[1]) > len(case.prompts[0])
 
 
-def test_a_tiny_model_runs_on_the_cpu_with_random_weights_by_default(tmp_path: Path, fake_worker):
-    """The offline example needs no further flags; there are no weights to be pretrained."""
-    invoke("run", *TINY, "--results", tmp_path)
+def test_a_tiny_model_runs_on_the_cpu_with_all_arms_by_default(tmp_path: Path, fake_worker):
+    """The offline example needs no further flags, and its report says that the weights are random."""
+    done = invoke("run", *TINY, "--results", tmp_path)
     (case,) = fake_worker.cases
-    assert (case.device, case.weights, case.runners) == ("cpu", "random", ("eager", "bcg", "graph"))
+    assert (case.device, case.runners) == ("cpu", ("eager", "bcg", "graph"))
+    assert "(synthetic weights)" in done.stdout
 
 
 def test_several_models_and_resolutions_make_a_product(tmp_path: Path, fake_worker):
@@ -502,7 +503,10 @@ def test_doctor_fails_only_with_strict(monkeypatch: pytest.MonkeyPatch):
     from bcgbench import environment
 
     missing = SimpleNamespace(name="GPU", ok=False, text="no CUDA device")
-    monkeypatch.setattr(environment, "doctor", lambda: (missing,))
+    unknown = SimpleNamespace(name="MIG", ok=None, text="does not apply")
+    monkeypatch.setattr(environment, "doctor", lambda *, results: [unknown])
+    assert invoke("doctor", "--strict").exit_code == 0
+    monkeypatch.setattr(environment, "doctor", lambda *, results: [missing, unknown])
     assert invoke("doctor").exit_code == 0
     assert invoke("doctor", "--strict").exit_code == 7
     assert "no CUDA device" in invoke("doctor").stdout

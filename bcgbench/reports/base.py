@@ -11,13 +11,16 @@ from bcgbench.metrics import METRICS
 from bcgbench.reports import formats
 
 if TYPE_CHECKING:
-    from bcgbench.types import Case, Reason, Record, RunInfo, Verdict
+    from bcgbench.types import Case, Engagement, Reason, Record, RunInfo, Verdict
 
 BASELINES = ("eager", "eager-padded", "untouched")
 """Arms that compute without a graph: references, never the thing under test."""
 
 GRAPH_METRICS = frozenset({"prepare_s", "signature_s", "hook_s", "growth_bytes", "captures", "replays", "graph_nodes"})
 PROFILE_METRICS = frozenset({"launches_per_step", "kernels_per_step", "gpu_busy"})
+
+TINY = "tiny/"
+"""Ids of models that exist only with seeded random weights."""
 
 OUTCOMES = {
     0: "PASS",
@@ -66,8 +69,9 @@ class CaseView:
 
     @property
     def synthetic(self) -> bool:
-        """Whether weights were random."""
-        return self.case.weights == "random" or any(record.synthetic for record in self.arms.values())
+        """Whether weights were random, as those of every tiny model are."""
+        is_random = self.case.weights == "random" or self.case.model.startswith(TINY)
+        return is_random or any(record.synthetic for record in self.arms.values())
 
     @property
     def name(self) -> str:
@@ -152,14 +156,24 @@ def speed_phrase(verdict: Verdict) -> str:
 
 def replay_phrase(record: Record) -> str:
     """`replays 400/400, captures 5 -> 5 -> 5, 0 misses, 0 fallbacks`: the proof that graphs ran."""
-    proof = record.engagement
+    proof = proof_of(record)
     if proof is None:
-        return "no graph"
+        return why_no_proof(record)
     misses = sum(miss.count for miss in proof.misses)
     return (
         f"replays {proof.replays}/{proof.expected_forwards}, captures {formats.arrow(proof.captures)}, "
         f"{formats.plural(misses, 'miss')}, {formats.plural(proof.fallbacks, 'fallback')}"
     )
+
+
+def proof_of(record: Record) -> Engagement | None:
+    """The engagement of a graph arm; a baseline's counts nothing but zeros and proves nothing."""
+    return None if record.backend == "none" else record.engagement
+
+
+def why_no_proof(record: Record) -> str:
+    """`no graph` of a baseline, else why a graph arm has no proof."""
+    return "no graph" if record.status == "OK" else formats.missing(status_phrase(record))
 
 
 def metric_text(view: CaseView, record: Record | None, name: str) -> str:
@@ -267,7 +281,7 @@ def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
 
 
 def _replay_summary(report: Report) -> str:
-    proofs = [record.engagement for record in report.records if record.engagement and record.backend != "none"]
+    proofs = [proof for record in report.records if (proof := proof_of(record))]
     if not proofs:
         return ""
     return f"replays {sum(p.replays for p in proofs)}/{sum(p.expected_forwards for p in proofs)}"

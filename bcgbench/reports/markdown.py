@@ -136,15 +136,14 @@ def _speed(view: CaseView, a: Record | None, b: Record | None, *, bound: bool = 
 def _captures(record: Record | None, *, limit: int | None = None) -> str:
     if record is None:
         return formats.missing("arm not run")
-    if record.engagement is None:
-        return formats.missing("no graph" if record.status == "OK" else escape(base.why_missing(record, "captures")))
-    return formats.arrow(record.engagement.captures[:limit])
+    proof = base.proof_of(record)
+    return formats.arrow(proof.captures[:limit]) if proof else escape(base.why_no_proof(record))
 
 
 def _proof(record: Record | None) -> list[str]:
-    if record is None or record.engagement is None:
+    proof = base.proof_of(record) if record else None
+    if proof is None:
         return [_captures(record)] * 3
-    proof = record.engagement
     misses = sum(miss.count for miss in proof.misses)
     return [f"{proof.replays} / {proof.expected_forwards}", str(misses), str(proof.fallbacks)]
 

@@ -127,7 +127,7 @@ def _answer(answer: Fidelity) -> list[str]:
     worst = answer.worst_call
     found = [*answer.latents, *answer.images, *([worst] if worst else [])]
     largest = max(found, key=lambda difference: difference.max_abs, default=None)
-    psnr = [each.psnr_db for each in answer.images or answer.latents if each.psnr_db is not None]
+    psnr = [each.psnr_db for each in (*answer.latents, *answer.images) if each.psnr_db is not None]
     ssim = [each.ssim for each in answer.images if each.ssim is not None]
     return [
         answer.question,

@@ -20,7 +20,6 @@ WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
 REASON_LIMIT = 5
-NO_GRAPH = "no graph"
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
 """Reasons of a verdict that its line, or the line of the arm below it, says in other words."""
 
@@ -41,7 +40,7 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
         _row("memory", _memory(view, verdict)),
     ]
     arm = view.arms.get(verdict.b)
-    if arm is not None and arm.engagement is not None:
+    if arm is not None and base.proof_of(arm) is not None:
         lines.append(_row("graphs", base.replay_phrase(arm)))
     lines += [_row("why", base.reason_text(reason)) for reason in verdict.reasons[:REASON_LIMIT]]
     return "\n".join(lines)
@@ -132,9 +131,8 @@ def image_times(record: Record) -> list[float]:
 
 def _of_graph(read: Callable[[Engagement], str]) -> Callable[[CaseView, Record], str]:
     def text(_: CaseView, record: Record) -> str:
-        if record.engagement is not None:
-            return read(record.engagement)
-        return NO_GRAPH if record.status == "OK" else formats.missing(base.status_phrase(record))
+        proof = base.proof_of(record)
+        return read(proof) if proof else base.why_no_proof(record)
 
     return text
 
