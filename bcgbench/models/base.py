@@ -56,6 +56,8 @@ class Adapter:
     """Prompt tokens that reach the transformer at most; the pipeline cuts longer prompts."""
     template_tokens: int
     """Tokens that the chat template adds to a prompt."""
+    min_steps: int = 1
+    """Fewest denoise steps that the scheduler can lay out."""
     text_encoder_bytes: int = 0
     """bf16 size of the text encoder, which only pretrained weights load."""
     breaks: tuple[str, ...] = ()
@@ -155,10 +157,15 @@ class Session:
     denoisers: dict[str, nn.Module]
 
     def request(self, prompt: int, *, steps: int | None = None) -> Arguments:
-        """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device."""
+        """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device.
+
+        `steps` in place of the case's; UsageError where the scheduler cannot lay out so few.
+        """
         import torch
 
         case, adapter = self.case, self.adapter
+        steps = case.steps if steps is None else steps
+        loading.check_steps(steps, adapter)
         guidance = adapter.facts.guidance if case.guidance is None else case.guidance
         if self.synthetic:
             tokens = self.token_counts[prompt]
@@ -168,7 +175,7 @@ class Session:
         return {
             **adapter.options(case, guidance=guidance),
             **text,
-            "num_inference_steps": steps or case.steps,
+            "num_inference_steps": steps,
             "generator": torch.Generator("cpu").manual_seed(case.seed),
             "output_type": "np",
         }

@@ -36,6 +36,13 @@ def check(case: Case, adapter: Adapter) -> None:
         raise UsageError(
             f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."
         )
+    check_steps(case.steps, adapter)
+
+
+def check_steps(steps: int, adapter: Adapter) -> None:
+    """Refuse fewer denoise steps than the model's scheduler can lay out (UsageError)."""
+    if steps < adapter.min_steps:
+        raise UsageError(f"{adapter.facts.id} needs at least {adapter.min_steps} denoise steps, got {steps}.")
 
 
 def dtype_of(case: Case) -> torch.dtype:

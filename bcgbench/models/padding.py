@@ -33,16 +33,16 @@ def round_up(length: int, *, multiple: int) -> int:
 
 
 def pad_to(tensor: Tensor, *, length: int, dim: int, value: float = 0) -> Tensor:
-    """`tensor` extended at the end of `dim` to `length` with `value`; same dtype and device, contiguous.
+    """`tensor` extended at the end of `dim` to `length` with `value`; same dtype and device, densely strided.
 
-    A contiguous tensor that already has the length is returned itself. A longer one is a ValueError: cutting a prompt
+    A dense tensor that already has the length is returned itself. A longer one is a ValueError: cutting a prompt
     changes the picture and is never done silently.
     """
     present = tensor.shape[dim]
     if present > length:
         raise ValueError(f"dimension {dim} has {present} entries and cannot be padded to {length}")
-    if present == length:
-        return tensor.contiguous()
+    if present == length and _is_dense(tensor):
+        return tensor
     shape = list(tensor.shape)
     shape[dim] = length
     padded = tensor.new_full(shape, value)
@@ -51,8 +51,23 @@ def pad_to(tensor: Tensor, *, length: int, dim: int, value: float = 0) -> Tensor
 
 
 def cut_to(tensor: Tensor, *, length: int, dim: int) -> Tensor:
-    """A copy of the first `length` entries of `dim`: only for capturing a bucket that the traced prompt overflows."""
-    return tensor.narrow(dim, 0, length).clone()
+    """A dense copy of the first `length` entries of `dim`, for capturing a bucket that the traced prompt overflows."""
+    kept = tensor.narrow(dim, 0, length)
+    return kept.new_empty(kept.shape).copy_(kept)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the strides are those of a new tensor.
+
+    `is_contiguous` ignores the stride of a dimension of size 1, where a slice of a longer prompt differs, and strides
+    are part of a graph's signature.
+    """
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,8 @@ QWEN_IMAGE = QwenImage(
         "vae": Component(kind="AutoencoderKLQwenImage"),
     },
     scheduler=SCHEDULER,
+    # Stretching one step's schedule to `shift_terminal` divides 0 by 0: every latent would be NaN.
+    min_steps=2,
     text_width=3584,
     max_tokens=1024,
     template_tokens=5,
