@@ -189,6 +189,11 @@ def test_every_module_has_a_level() -> None:
     refuse(unknown_components(SOURCES), "every module has a level in bcgbench/README.md")
 
 
+def test_the_import_table_names_only_what_exists() -> None:
+    """A module that was renamed or removed leaves the table of bcgbench/README.md."""
+    refuse(LEVELS.keys() - {component(module) for module in SOURCES}, "a module in bcgbench/README.md exists")
+
+
 def test_imports_only_go_down() -> None:
     """A module imports its own level or lower ones, lazily or not, also for annotations."""
     refuse(upward_imports(SOURCES), "imports only go down")
