@@ -34,6 +34,8 @@ class Writer:
         import fcntl  # POSIX only, and reading a run does not need it
 
         self._file = file
+        self._end = (0, 0)
+        """Lines and bytes written for good, in one assignment: a KeyboardInterrupt falls before or after it."""
         try:
             self._fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -44,31 +46,40 @@ class Writer:
             os.close(self._fd)
             raise StoreError(f"{file} is being written by another bcgbench: wait for it or stop it first") from error
 
-    def append(self, *, seq: int, kind: str, data: Any) -> None:
-        """Write one line and wait until it is on disk; a failed write leaves the file as it was."""
-        line = json.dumps({"seq": seq, "kind": kind, "data": data}, separators=(",", ":"), allow_nan=False)
-        left = line.encode() + b"\n"
-        size_bytes = os.fstat(self._fd).st_size
+    def continue_after(self, content: Content) -> None:
+        """Go on after the complete lines; a torn end is moved to `journal.torn`, where it can be looked at."""
+        if content.torn:
+            with (self._file.parent / TORN).open("ab") as aside:
+                aside.write(content.torn.rstrip(b"\n") + b"\n")
+                aside.flush()
+                os.fsync(aside.fileno())
+        self._end = (len(content.lines), os.fstat(self._fd).st_size - len(content.torn))
+        self._cut()
+
+    def append(self, *, kind: str, data: Any) -> None:
+        """Write one line and wait until it is on disk; a failed or interrupted write leaves no trace."""
+        seq, size_bytes = self._end
+        line = json.dumps({"seq": seq, "kind": kind, "data": data}, separators=(",", ":"), allow_nan=False).encode()
+        left = line + b"\n"
         try:
+            self._cut()
             while left:
                 left = left[os.write(self._fd, left) :]
             os.fsync(self._fd)
         except OSError as error:
-            os.ftruncate(self._fd, size_bytes)
+            self._cut()
             raise StoreError(f"cannot write {self._file}: {error.strerror}; make room, then resume the run") from error
-
-    def set_aside(self, torn: bytes) -> None:
-        """Move the last bytes of the file to `journal.torn`, where they can be looked at."""
-        with (self._file.parent / TORN).open("ab") as aside:
-            aside.write(torn.rstrip(b"\n") + b"\n")
-            aside.flush()
-            os.fsync(aside.fileno())
-        os.ftruncate(self._fd, os.fstat(self._fd).st_size - len(torn))
-        os.fsync(self._fd)
+        self._end = (seq + 1, size_bytes + len(line) + 1)
 
     def close(self) -> None:
         """Release the lock."""
         os.close(self._fd)
+
+    def _cut(self) -> None:
+        """Drop whatever stands after the last line that counts."""
+        if os.fstat(self._fd).st_size != self._end[1]:
+            os.ftruncate(self._fd, self._end[1])
+            os.fsync(self._fd)
 
 
 def read(file: Path) -> Content:

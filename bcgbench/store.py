@@ -35,7 +35,7 @@ JOURNAL = "journal.jsonl"
 MIGRATIONS: Mapping[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
 """Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""
 
-RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "poisoned"})
+RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "process-poisoned"})
 """Reasons of a FAILED record that a further attempt may not meet again; any other failure is final."""
 
 
@@ -116,7 +116,6 @@ class Run:
         self.path = path
         self.info = info
         self._writer = writer
-        self._lines = 0
         self._samples: list[tuple[str, int, Sample]] = []
         self._records: list[Record] = []
         if writer is not None:
@@ -188,8 +187,7 @@ class Run:
     def _append(self, kind: str, data: Any) -> None:
         if self._writer is None:
             raise StoreError(f"{self.path} is open for reading only: use open_run(path, write=True) to add to it")
-        self._writer.append(seq=self._lines, kind=kind, data=data)
-        self._lines += 1
+        self._writer.append(kind=kind, data=data)
 
     def _adopt(self, kind: str, data: dict[str, Any]) -> None:
         """Take in a line that is on disk already."""
@@ -197,9 +195,8 @@ class Run:
             self._samples.append((data["case_key"], data["attempt"], from_json(Sample, data["sample"])))
         elif kind == "record":
             self._records.append(from_json(Record, data))
-        elif kind != "run" or self._lines:
+        else:
             raise StoreError(f"unknown kind {kind!r}, expected sample or record")
-        self._lines += 1
 
 
 def _load(file: Path, *, writer: journal.Writer | None) -> Run:
@@ -209,13 +206,13 @@ def _load(file: Path, *, writer: journal.Writer | None) -> Run:
     version = _schema_version(content.lines[0], file=file, write=writer is not None)
     if content.torn:
         log.warning("%s ends in a torn line of %d bytes, left by a kill: not read", file, len(content.torn))
-    if content.torn and writer is not None:
-        writer.set_aside(content.torn)
+    if writer is not None:
+        writer.continue_after(content)
     number = 1
     try:
         data = [_migrated(line["kind"], line["data"], version=version) for line in content.lines]
         run = Run(file.parent, info=from_json(RunInfo, data[0]), writer=writer)
-        for number, line in enumerate(content.lines, start=1):
+        for number, line in enumerate(content.lines[1:], start=2):
             run._adopt(line["kind"], data[number - 1])
     except (StoreError, KeyError, TypeError) as error:
         raise StoreError(f"{file} line {number} does not fit schema {SCHEMA_VERSION}: {error}") from error

@@ -227,6 +227,21 @@ def test_failed_write_leaves_the_journal_as_it_was(run, monkeypatch):
     assert [line["seq"] for line in read_lines(run.path)] == [0, 1]
 
 
+def test_interrupt_in_the_middle_of_a_write_doubles_no_line(run, monkeypatch):
+    """Ctrl-C may fall after the bytes are written and before they are counted: the number is then used once."""
+
+    def interrupted(fd):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bcgbench.journal.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.append_record(make.record())
+    monkeypatch.undo()
+    run.append_record(make.record(runner="bcg"))
+    assert [line["seq"] for line in read_lines(run.path)] == [0, 1]
+    assert [record.runner for record in store.open_run(run.path).records()] == ["bcg"]
+
+
 # --- attempts and resume --------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,288 @@
+"""One case in a process of its own: whatever happens to it becomes a record, and the next case starts clean.
+
+Here: starting, watching, stopping and ending the process, and the only writes to the journal while a case runs. A CUDA
+error, a segmentation fault or a hang in one case thereby costs that case alone. Not here: what happens inside
+(`child.py`, `bench.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from bcgbench.codec import from_json, to_json
+from bcgbench.errors import StoreError
+from bcgbench.store import Run, utc_now
+from bcgbench.types import Case, Progress, Reason, Record, Sample
+
+TARGET = "bcgbench.bench:run_case"
+
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from bcgbench.child import main; main()"
+"""The child imports what this process would. `-m` would put the current folder first, and a `random.py` there before
+the standard library."""
+
+_POLL_S = 0.1
+_LOG_TAIL_BYTES = 1 << 16
+_LOG_LINE_LENGTH = 300
+_TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception|Fault|Interrupt)\b|^Fatal |\berror:|terminate called|Assertion")
+
+
+def run_case(
+    case: Case,
+    run: Run,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    kill: threading.Event | None = None,
+    target: str = TARGET,
+) -> None:
+    """Run the next attempt of a case; afterwards every runner of the case has a record of this attempt.
+
+    Runners that the process left without one get a FAILED record with the samples that arrived. `stop` lets the current
+    image finish; `kill`, or a KeyboardInterrupt raised here, ends the process at once; both leave "interrupted"
+    records. Nothing is started once `stop` is set. Raises StoreError when the journal cannot be written, and
+    KeyboardInterrupt after the records are written.
+    """
+    stop, kill = stop or threading.Event(), kill or threading.Event()
+    if stop.is_set() or kill.is_set():
+        return
+    attempt = run.next_attempt(case.key)
+    log_path = run.logs / f"{case.key}.{attempt}.log"
+    job = {
+        "case": to_json(case),
+        "run_id": run.info.run_id,
+        "run_path": str(run.path.absolute()),
+        "attempt": attempt,
+        "target": target,
+    }
+    watch = _Watch(case, run, attempt=attempt, log_path=log_path, on_progress=on_progress)
+    try:
+        process = _Process(job, log_path=log_path)
+    except OSError as error:
+        watch.conclude(Reason(code="environment", text=f"cannot start a worker process: {error}"))
+        return
+    with process:
+        try:
+            watch.follow(process, stop=stop, kill=kill)
+        except KeyboardInterrupt:
+            process.kill()
+            watch.conclude(Reason(code="interrupted", text="stopped by the user; resume the run to measure it"))
+            raise
+    watch.conclude(watch.reason(process.returncode))
+
+
+class _Process:
+    """The child process, in a session of its own so that Ctrl-C at the terminal reaches only the parent."""
+
+    def __init__(self, job: dict[str, Any], *, log_path: Path) -> None:
+        with log_path.open("ab") as log:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, *map(str, sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                start_new_session=True,
+            )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._in, self._out = self._popen.stdin, self._popen.stdout.fileno()
+        self._rest = b""
+        self._send(json.dumps(job).encode() + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._popen.poll() is None:
+            self.kill()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    @property
+    def returncode(self) -> int:
+        """Exit code, negative for a signal; only after the process has ended."""
+        return self._popen.wait()
+
+    def read(self) -> list[bytes] | None:
+        """Complete lines that came within a moment; None when the process has ended and all was read.
+
+        The end of the pipe alone is not waited for: something that the case started may hold it open.
+        """
+        ended = self._popen.poll() is not None
+        ready, _, _ = select.select([self._out], [], [], 0 if ended else _POLL_S)
+        data = os.read(self._out, 1 << 16) if ready else b""
+        if not data and ready:
+            self._popen.wait()
+        if not data and (ended or ready):
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+    def interrupt(self) -> None:
+        """Ask the case to finish its image and stop."""
+        self._popen.send_signal(signal.SIGINT)
+
+    def dump_stacks(self) -> None:
+        """Have faulthandler write where every thread is to the log, and give it a moment for that."""
+        self._popen.send_signal(signal.SIGUSR1)
+        time.sleep(2 * _POLL_S)
+
+    def kill(self) -> None:
+        """End the process and what it started, now."""
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+
+    def _send(self, line: bytes) -> None:
+        try:
+            while line:
+                line = line[self._in.write(line) or 0 :]
+        except BrokenPipeError:
+            pass  # it is dead already; its exit code and its log say why
+
+
+class _Watch:
+    """What is known of a running case: its records, where it is, and why it had to be ended."""
+
+    def __init__(
+        self, case: Case, run: Run, *, attempt: int, log_path: Path, on_progress: Callable[[Progress], None] | None
+    ) -> None:
+        self._case = case
+        self._run = run
+        self._attempt = attempt
+        self._log_path = log_path
+        self._on_progress = on_progress
+        self._recorded: set[str] = set()
+        self._progress: Progress | None = None
+        self._ended_because: Reason | None = None
+        self._stopped = False
+
+    def follow(self, process: _Process, *, stop: threading.Event, kill: threading.Event) -> None:
+        """Take in events until the process has ended, by itself or because it had to."""
+        deadline_s = time.monotonic() + self._case.timeout_s
+        while (lines := process.read()) is not None:
+            for line in lines:
+                self._take(line, process=process)
+            if stop.is_set() and not self._stopped:
+                self._stopped = True
+                process.interrupt()
+            if kill.is_set():
+                self._stopped = True
+                process.kill()
+            elif time.monotonic() > deadline_s and self._ended_because is None:
+                self._end(process, code="timeout", text=self._timeout_text())
+
+    def reason(self, returncode: int) -> Reason:
+        """Why there are runners without a record."""
+        if self._ended_because is not None:
+            return self._ended_because
+        if self._stopped:
+            return Reason(code="interrupted", text="stopped by the user; resume the run to measure it")
+        return Reason(code="crashed", text=self._with_log(f"{describe_exit(returncode)} {self._where()}"))
+
+    def conclude(self, reason: Reason) -> None:
+        """Give every runner that has no record a FAILED one with its samples."""
+        for runner in self._case.runners:
+            if runner not in self._recorded:
+                self._record(self._failed(runner, reason))
+
+    def _take(self, line: bytes, *, process: _Process) -> None:
+        try:
+            value = _value(line)
+        except (ValueError, KeyError, TypeError, StoreError) as error:
+            self._end(process, code="crashed", text=f"the worker sent an event that cannot be read: {error}")
+            return
+        if isinstance(value, Sample):
+            self._run.append_sample(value, case_key=self._case.key, attempt=self._attempt)
+        elif isinstance(value, Record):
+            self._record(value)
+        elif isinstance(value, Reason):
+            self._ended_because = Reason(code=value.code, text=self._with_log(value.text, quoted=False))
+        else:
+            self._progress = value
+            if self._on_progress is not None:
+                self._on_progress(value)
+
+    def _end(self, process: _Process, *, code: str, text: str) -> None:
+        self._ended_because = self._ended_because or Reason(code=code, text=self._with_log(text))
+        process.dump_stacks()
+        process.kill()
+
+    def _record(self, record: Record) -> None:
+        self._run.append_record(record)
+        self._recorded.add(record.runner)
+
+    def _failed(self, runner: str, reason: Reason) -> Record:
+        return Record(
+            run_id=self._run.info.run_id,
+            case=self._case,
+            runner=runner,
+            attempt=self._attempt,
+            status="FAILED",
+            reasons=(reason,),
+            created_utc=utc_now(),
+            samples=self._run.samples(self._case.key, attempt=self._attempt, runner=runner),
+        )
+
+    def _timeout_text(self) -> str:
+        return (
+            f"not finished after {self._case.timeout_s:g} s, {self._where()}; raise timeout_s, or ask for fewer "
+            "rounds, steps or runners"
+        )
+
+    def _where(self) -> str:
+        at = self._progress
+        if at is None:
+            return "before it reported anything"
+        done = f" {at.done}/{at.total}" if at.total else ""
+        return f"in stage {at.stage}{f' of {at.arm}' if at.arm else ''}{done}"
+
+    def _with_log(self, text: str, *, quoted: bool = True) -> str:
+        line = last_telling_line(self._log_path) if quoted else ""
+        quote = f"; last words: {line!r}" if line else ""
+        return f"{text}{quote} (log: {self._log_path.relative_to(self._run.path)})"
+
+
+def _value(line: bytes) -> Sample | Record | Progress | Reason:
+    event = json.loads(line)
+    kinds: dict[str, type[Any]] = {"sample": Sample, "record": Record, "progress": Progress, "failure": Reason}
+    value: Sample | Record | Progress | Reason = from_json(kinds[event["kind"]], event["data"])
+    return value
+
+
+def describe_exit(returncode: int) -> str:
+    """An exit code or signal as a phrase."""
+    if returncode == 0:
+        return "the worker process ended without a record"
+    if returncode > 0:
+        return f"the worker process ended with exit code {returncode}"
+    name = signal.Signals(-returncode).name
+    hint = " (if nobody sent it, the kernel was out of memory: see dmesg)" if name == "SIGKILL" else ""
+    return f"the worker process was ended by {name}{hint}"
+
+
+def last_telling_line(log_path: Path) -> str:
+    """The last line of a log that names an error, else the last that is not blank; "" for an empty or absent log."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
+            text = log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return (telling or lines or [""])[-1][:_LOG_LINE_LENGTH]
