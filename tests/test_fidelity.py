@@ -142,10 +142,18 @@ def test_every_dtype_of_a_model_can_be_compared(dtype):
     assert compare(a, a.clone(), name="x").exact
 
 
-def test_bfloat16_is_subtracted_in_float64():
-    """1.0078125 - 0.001953125 is no bfloat16: in the original dtype it would round back to 1.0078125."""
-    a, b = torch.tensor([1.0078125], dtype=torch.bfloat16), torch.tensor([0.001953125], dtype=torch.bfloat16)
-    assert compare(a, b, name="x").max_abs == 1.0078125 - 0.001953125
+@pytest.mark.parametrize(("dtype", "small"), [(torch.bfloat16, 2.0**-9), (torch.float32, 2.0**-30)])
+def test_differences_are_taken_in_float64(dtype, small):
+    """1 minus a small value would round back to 1 in the original dtype."""
+    a, b = torch.tensor([1.0], dtype=dtype), torch.tensor([small], dtype=dtype)
+    assert compare(a, b, name="x").max_abs == 1.0 - small
+
+
+def test_squares_are_taken_in_float64():
+    """The square of 1e30 is no float32."""
+    found = compare(torch.tensor([0.0]), torch.tensor([1e30]), name="x", data_range=1.0)
+    assert found.rms == pytest.approx(1e30)
+    assert found.psnr_db == pytest.approx(-600)
 
 
 def test_zeros_of_another_sign_are_not_exact():
