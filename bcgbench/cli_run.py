@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bcgbench import __version__, store
 from bcgbench.cli_compare import judge_run
 from bcgbench.cli_options import parse_buckets, parse_prompts, split
-from bcgbench.errors import UsageError
+from bcgbench.errors import StoreError, UsageError
 from bcgbench.reports import renderer
 from bcgbench.reports.base import Report, model_name
 from bcgbench.types import SCHEMA_VERSION, RunInfo
@@ -158,6 +158,10 @@ def report_of(run: Run, *, strict: bool = False, interrupted: bool = False) -> R
 def write_report(folder: Path, report: Report) -> Path:
     """`report.md` of a run folder, replaced in one step so that a reader never sees half of it."""
     target, draft = folder / "report.md", folder / "report.md.new"
-    draft.write_text(renderer("markdown")(report), encoding="utf-8")
-    draft.replace(target)
+    try:
+        draft.write_text(renderer("markdown")(report), encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        message = f"cannot write {target}: {error.strerror}; the journal beside it holds everything measured"
+        raise StoreError(message) from error
     return target

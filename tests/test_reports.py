@@ -159,7 +159,7 @@ def test_a_failed_arm_sets_the_exit_code_by_its_own_reason():
     report = report_of(make.record(), failed)
     assert report.verdicts == ()
     assert base.exit_code(report) == 7
-    assert base.overall(report) == "FAILED: bcg FAILED: out-of-memory: needs 80 GB"
+    assert base.overall(report) == "FAILED: 1 case; 1 arm FAILED (bcg out-of-memory); no pair of arms to compare"
 
 
 def test_a_failed_arm_shows_in_the_first_line_beside_good_ones():
@@ -178,7 +178,7 @@ def test_no_record_is_exit_code_6():
 def test_a_run_of_one_arm_has_no_verdict_and_is_fine():
     """Nothing was asked to be compared, so nothing failed."""
     assert base.exit_code(report_of(make.record())) == 0
-    assert base.overall(report_of(make.record())) == "PASS: no pair of arms to compare"
+    assert base.overall(report_of(make.record())) == "PASS: 1 case; no pair of arms to compare"
 
 
 # --- table ----------------------------------------------------------------------------------------------------------

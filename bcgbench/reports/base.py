@@ -11,6 +11,8 @@ from bcgbench.metrics import METRICS
 from bcgbench.reports import formats
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bcgbench.types import Case, Engagement, Reason, Record, RunInfo, Verdict
 
 BASELINES = ("eager", "eager-padded", "untouched")
@@ -138,11 +140,9 @@ def overall(report: Report) -> str:
     """The first line of a report: outcome, then speed, outputs and graph use over all deciding verdicts."""
     outcome = OUTCOMES.get(exit_code(report), "FAILED")
     verdicts = gating(report)
-    if not verdicts:
-        why = "; ".join(f"{r.runner} {r.status}: {first_reason(r)}" for r in report.records if r.status != "OK")
-        return f"{outcome}: {why or 'no pair of arms to compare'}"
-    parts = (_failure_summary(report), _speed_summary(verdicts), _fidelity_summary(verdicts), _replay_summary(report))
-    return f"{outcome}: {formats.plural(len(views(report)), 'case')}; " + "; ".join(part for part in parts if part)
+    judged = (_speed_summary(verdicts), _fidelity_summary(verdicts)) if verdicts else ("no pair of arms to compare",)
+    parts = (formats.plural(len(views(report)), "case"), *_bad_arms(report, verdicts), *judged, _replay_summary(report))
+    return f"{outcome}: " + "; ".join(part for part in parts if part)
 
 
 def speed_phrase(verdict: Verdict) -> str:
@@ -243,9 +243,12 @@ def redact(text: str) -> str:
     return _URL_OR_PRIVATE.sub(replace, text)
 
 
-def _failure_summary(report: Report) -> str:
-    failed = [f"{r.runner} {first_reason(r).split(':')[0]}" for r in report.records if r.status == "FAILED"]
-    return f"{formats.plural(len(failed), 'arm')} FAILED ({', '.join(dict.fromkeys(failed))})" if failed else ""
+def _bad_arms(report: Report, verdicts: tuple[Verdict, ...]) -> Iterator[str]:
+    """`2 arms FAILED (bcg out-of-memory, graph out-of-memory)`; INVALID ones only where no verdict tells of them."""
+    for status in ("FAILED", "SKIPPED") if verdicts else ("FAILED", "INVALID", "SKIPPED"):
+        bad = [f"{r.runner} {first_reason(r).split(':')[0]}" for r in report.records if r.status == status]
+        if bad:
+            yield f"{formats.plural(len(bad), 'arm')} {status} ({', '.join(dict.fromkeys(bad))})"
 
 
 def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:
