@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bcgbench import fidelity
-from bcgbench.checks import Finals
+from bcgbench.answers import Finals
 from bcgbench.types import Case
 
 

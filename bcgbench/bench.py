@@ -16,16 +16,16 @@ from pathlib import Path
 
 import torch
 
-from bcgbench import checks, environment, measure
+from bcgbench import answers, environment, measure
+from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Counts, Traced, Tracer
 from bcgbench.artifacts import save_finals
-from bcgbench.checks import CallTally, Final, Finals
 from bcgbench.errors import CaptureError, EngineError, ProcessPoisoned
 from bcgbench.models import base
 from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult, assemble
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, Phase, Progress, Reason, Record, Sample
+from bcgbench.types import Case, Environment, GpuState, Phase, Progress, Reason, Record, Sample
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ class CaseBench:
         self._calls_of: dict[int, int] = {}
         self._traced = Finals()
         self._base = _memory(session.device)
+        self._monitor = environment.GpuMonitor(session.case.device) if session.device.type == "cuda" else None
 
     def run(self, names: list[str]) -> None:
         """All stages. Raises `Stopped`; `ProcessPoisoned` if CUDA is lost."""
@@ -173,7 +174,7 @@ class CaseBench:
         traced = self._compare({"rerun": eager, "padding": padded}, reference=None)
         graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
         tallies = self._compare(graphs, reference=padded)
-        against_eager = functools.partial(checks.answer, reference="eager", expected=self._traced)
+        against_eager = functools.partial(answers.answer, reference="eager", expected=self._traced)
         padding = against_eager("padding", tally=traced["padding"], got=padded.finals)
         padded.result.fidelity = (padding,)
         if "eager" in self.live and self.live["eager"].usable:
@@ -181,7 +182,7 @@ class CaseBench:
             self.live["eager"].result.fidelity = (rerun,)
         for name, live in graphs.items():
             if live.usable:
-                graph = checks.answer("graph", reference="eager-padded", tally=tallies[name], expected=padded.finals,
+                graph = answers.answer("graph", reference="eager-padded", tally=tallies[name], expected=padded.finals,
                                       got=live.finals)  # fmt: skip
                 live.result.fidelity = (graph, padding)
 
@@ -221,7 +222,8 @@ class CaseBench:
         live.expected += self._calls_of[turn.prompt]
         counts = live.arm.counts.since(before)
         allocated, reserved = measure.peak(self.session.device)
-        sample = _sample(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved))
+        sample = _sample(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved),
+                         gpu_state=self._monitor.state() if self._monitor else None)  # fmt: skip
         live.result.samples.append(sample)
         if live.name in self.live:
             self._emit(sample)
@@ -274,11 +276,12 @@ def _compare_call(tally: CallTally, traced: Traced, expected: object, live: Live
 
 
 def _sample(
-    measured: measure.Measured, *, phase: Phase, turn: measure.Turn, counts: Counts, peak: tuple[int | None, int | None]
-) -> Sample:
+    measured: measure.Measured, *, phase: Phase, turn: measure.Turn, counts: Counts,
+    peak: tuple[int | None, int | None], gpu_state: GpuState | None,
+) -> Sample:  # fmt: skip
     times = {f.name: getattr(measured, f.name) for f in dataclasses.fields(measured) if f.name.endswith("_s")}
     return Sample(
         runner=turn.arm, phase=phase, round=turn.round, order=turn.order, prompt=turn.prompt, **times,
         forwards=counts.forwards, replays=counts.replays, fallbacks=counts.fallbacks,
-        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=environment.gpu_state(),
+        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=gpu_state,
     )  # fmt: skip

@@ -6,7 +6,6 @@ eager on padded inputs (graph). What an answer is worth is decided in `verdict.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from bcgbench import fidelity
-from bcgbench.arms import Traced
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.types import Difference, Fidelity, Question
@@ -51,18 +49,6 @@ class CallTally:
             found = fidelity.compare(a, b, name=f"call {index}")
             if not found.exact and (self.worst is None or found.max_abs > self.worst.max_abs):
                 self.worst = found
-
-
-def compare_calls(
-    calls: list[Traced], reference: Callable[[Traced], Any], outputs: Mapping[str, Callable[[Traced], Any]]
-) -> dict[str, CallTally]:
-    """Run every traced call through the reference and each arm; one tally per arm."""
-    tallies = {name: CallTally() for name in outputs}
-    for traced in calls:
-        expected = reference(traced)
-        for name, run in outputs.items():
-            tallies[name].add(expected, run(traced))
-    return tallies
 
 
 @dataclass(frozen=True, slots=True)
