@@ -95,8 +95,9 @@ def hangs(case, *, emit, **_):
     time.sleep(60)
 
 
-def hangs_silently(case, **_):
+def hangs_silently(case, *, run_path, **_):
     """Never says a word."""
+    (run_path / "worker.pid").write_text(str(os.getpid()))
     time.sleep(60)
 
 
