@@ -285,6 +285,5 @@ def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
 
 def _replay_summary(report: Report) -> str:
     proofs = [proof for record in report.records if (proof := proof_of(record))]
-    if not proofs:
-        return ""
-    return f"replays {sum(p.replays for p in proofs)}/{sum(p.expected_forwards for p in proofs)}"
+    expected = sum(proof.expected_forwards for proof in proofs)
+    return f"replays {sum(proof.replays for proof in proofs)}/{expected}" if expected else ""
