@@ -27,7 +27,8 @@ def node_count(graph: torch.cuda.CUDAGraph) -> int | None:
     return int(count)
 
 
-def pool_bytes(pool: tuple[int, int]) -> int:
-    """Bytes reserved by one private graph pool."""
+def pool_bytes(pools: list[Any]) -> int:
+    """Bytes reserved by private graph pools."""
+    wanted = {tuple(pool) for pool in pools}
     snapshot: list[dict[str, Any]] = torch.cuda.memory_snapshot()
-    return sum(int(segment["total_size"]) for segment in snapshot if tuple(segment["segment_pool_id"]) == tuple(pool))
+    return sum(int(segment["total_size"]) for segment in snapshot if tuple(segment["segment_pool_id"]) in wanted)

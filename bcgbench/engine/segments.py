@@ -134,7 +134,7 @@ class CudaSegment:
         with contextlib.suppress(RuntimeError):  # an invalidated capture raises here, after leaving capture mode
             self._graph.capture_end()
             return
-        # torch leaves the allocator routing to the pool when ending fails (pytorch#180395)
+        # ending failed, so torch left the allocator routing this capture to the pool (pytorch#180395)
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
@@ -147,13 +147,14 @@ class CudaBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self.pool: Any = torch.cuda.graph_pool_handle()
+        self.pools: list[Any] = [torch.cuda.graph_pool_handle()]
+        """The last one serves new captures; earlier ones live on with the graphs captured before a failure."""
         self._stream = torch.cuda.Stream(self.device)
         self.forks: list[torch.cuda.Stream] = []
         self._random: Tensor | None = None
 
     def segment(self) -> CudaSegment:
-        return CudaSegment(self.pool, self.forks)
+        return CudaSegment(self.pools[-1], self.forks)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
@@ -187,6 +188,8 @@ class CudaBackend:
             default = torch.cuda.default_generators[self.device.index]
             default.graphsafe_set_state(fresh.graphsafe_get_state())
             torch.rand(1, device=self.device)
+            # torch 2.11 goes on believing that a pool records whose capture failed, and refuses it
+            self.pools.append(torch.cuda.graph_pool_handle())
             torch.cuda.synchronize(self.device)
             self.rewind()
         except RuntimeError as error:
@@ -195,7 +198,7 @@ class CudaBackend:
             ) from error
 
     def pool_bytes(self) -> int:
-        return driver.pool_bytes(self.pool)
+        return driver.pool_bytes(self.pools)
 
 
 @contextlib.contextmanager
