@@ -26,7 +26,7 @@ ARRAY_LIMIT_BYTES = 4_096
 """A NumPy array up to this size counts by content; a larger one is refused, its content could change unseen."""
 
 _BY_VALUE = (int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
-             range, enum.Enum, frozenset)  # fmt: skip
+             range, enum.Enum)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Signature:
     ambient: tuple[tuple[str, Any], ...] = ()
     held: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
-    def lines(self) -> dict[str, str]:
-        """Readable value of every leaf and ambient setting, by path."""
-        named = dict(zip(trees.paths(self.spec), map(_readable, self.leaves), strict=True))
-        return named | {f"({name})": str(value) for name, value in self.ambient}
+    def fields(self) -> dict[str, Any]:
+        """Key of every leaf, container and ambient setting, by path: equal signatures have equal fields."""
+        leaves = dict(zip(trees.paths(self.spec), self.leaves, strict=True))
+        return _containers(self.spec, "") | leaves | {f"({name})": (str, value) for name, value in self.ambient}
 
     def __str__(self) -> str:
         tensors = [f"{path} {_readable(leaf)}" for path, leaf in zip(trees.paths(self.spec), self.leaves, strict=True)
@@ -69,8 +69,9 @@ def _constant_key(leaf: Any) -> tuple[Any, ...] | None:
         return (complex, leaf.real.hex(), leaf.imag.hex())
     if isinstance(leaf, _BY_VALUE):
         return (kind, leaf)
-    if kind is slice:
-        return (slice, *[_constant_key(part) for part in (leaf.start, leaf.stop, leaf.step)])
+    if kind in {frozenset, slice}:
+        parts = leaf if kind is frozenset else (leaf.start, leaf.stop, leaf.step)
+        return _compound_key(kind, [_constant_key(part) for part in parts])
     if isinstance(leaf, np.generic) or (isinstance(leaf, np.ndarray) and leaf.nbytes <= ARRAY_LIMIT_BYTES):
         return (kind, leaf.dtype.str, leaf.shape, leaf.tobytes())
     if isinstance(leaf, np.ndarray):
@@ -81,27 +82,55 @@ def _constant_key(leaf: Any) -> tuple[Any, ...] | None:
     return None
 
 
-def _readable(key: Any) -> str:
+def _containers(spec: trees.Spec, path: str) -> dict[str, Any]:
+    """(dict type, keys and their types) of every container below the arguments, by path."""
+    found: dict[str, Any] = {}
+    for index, child in enumerate(spec.children):
+        if child.kind is not None:
+            below = trees.step_to(spec, index, prefix=path)
+            found[f"{below} (container)"] = (dict, child.kind.__name__, child.keys, child.key_types, child.factory)
+            found |= _containers(child, below)
+    return found
+
+
+def _compound_key(kind: type, parts: list[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
+    """Key of a constant made of constants; None if one of them counts by identity."""
+    if None in parts:
+        return None
+    return (kind, frozenset(parts)) if kind is frozenset else (kind, *parts)
+
+
+def _tensor_text(key: tuple[Any, ...], *, full: bool) -> str:
+    """`float32[2, 3]`, in full with strides, device, class and alias."""
+    _, shape, stride, dtype, device, kind, alias = key
+    text = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    extra = [f"strides {list(stride)}", str(device), kind.__name__] if full else []
+    extra += [f"same tensor as leaf {alias}"] if alias >= 0 else []
+    return text + (f" ({', '.join(extra)})" if extra else "")
+
+
+def _readable(key: Any, *, full: bool = False) -> str:
     if key[0] is Tensor:
-        _, shape, stride, dtype, device, kind, alias = key
-        text = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-        dense = torch.empty_strided(shape, stride, device="meta").is_contiguous()
-        extra = [] if dense else [f"strides {list(stride)}"]
-        extra += [] if device.type in {"cpu", "cuda"} else [str(device)]
-        extra += [] if kind in {Tensor, nn.Parameter} else [kind.__name__]
-        extra += [f"same tensor as leaf {alias}"] if alias >= 0 else []
-        return text + (f" ({', '.join(extra)})" if extra else "")
+        return _tensor_text(key, full=full)
+    if key[0] is dict:
+        return f"{key[1]} of {', '.join(map(repr, key[2]))}" if key[2] else str(key[1])
     if key[0] is float:
         value = float.fromhex(key[1]) if key[1] not in {"nan", "inf", "-inf"} else float(key[1])
         return str(value) if math.isfinite(value) else key[1]
     if key[0] is object:
         return f"<{key[1].__name__} object>"
+    if key[0] is str and not isinstance(key[1], str):
+        return str(key[1])
     return f"{key[1]!r}" if len(key) == 2 else f"{key[0].__name__}{key[1:]}"  # noqa: PLR2004 - (type, value)
 
 
 def _over_budget(arguments: dict[str, Any]) -> SignatureError:
     def count(tree: Any) -> int:
-        return len(trees.flatten(tree)[0])
+        try:
+            leaves, spec = trees.flatten(tree)
+        except RecursionError:
+            return sys.maxsize
+        return max(len(leaves), len(spec.children))
 
     name, leaves = max(((name, count(value)) for name, value in arguments.items()), key=lambda item: item[1])
     return SignatureError(
@@ -140,21 +169,34 @@ def sign(arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...] = ()
 
 def difference(held: Signature, asked: Signature) -> tuple[str, ...]:
     """Readable lines, one per differing field: `encoder_hidden_states: captured bfloat16[1, 64, 3584], asked ...`."""
-    old, new = held.lines(), asked.lines()
-    absent = "absent"
-    lines = [
-        f"{path}: captured {old.get(path, absent)}, asked {new.get(path, absent)}"
-        for path in dict.fromkeys([*old, *new])
-        if old.get(path, absent) != new.get(path, absent)
-    ]
-    if not lines and held != asked:
-        lines = [f"arguments: captured {held.spec.kind} nesting differs from the one asked, or an object was replaced"]
-    return tuple(lines)
+    old, new = held.fields(), asked.fields()
+    paths = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
+    # a container is named only where no leaf tells the difference already
+    leaves = [path for path in paths if not path.endswith(" (container)")]
+    told = [path for path in paths if path in leaves or not any(leaf.startswith(path[:-12]) for leaf in leaves)]
+    return tuple(_difference_line(path, old.get(path), new.get(path)) for path in told)
+
+
+def _difference_line(path: str, held: Any, asked: Any) -> str:
+    texts = [_readable(key) if key else "absent" for key in (held, asked)]
+    if texts[0] == texts[1]:
+        texts = [_readable(key, full=True) for key in (held, asked)]
+    if texts[0] == texts[1]:
+        texts = [texts[0], f"another {texts[1]}"]
+    return f"{path.removesuffix(' (container)')}: captured {texts[0]}, asked {texts[1]}"
 
 
 def _attention_backend() -> str | None:
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     return str(dispatch._AttentionBackendRegistry._active_backend) if dispatch else None
+
+
+def _tf32() -> tuple[Any, ...]:
+    """Convolution precision; the older of torch's two switches raises once the newer was used (torch 2.9)."""
+    try:
+        return (torch.backends.cudnn.allow_tf32,)
+    except RuntimeError:
+        return (torch.backends.cudnn.conv.fp32_precision,)  # type: ignore[attr-defined]
 
 
 def _adapters(module: nn.Module | None) -> Any:
@@ -170,12 +212,15 @@ def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, 
     return (
         ("autocast", str(torch.get_autocast_dtype(kind)) if autocast else False),
         ("grad mode", torch.is_grad_enabled()),
+        ("inference mode", torch.is_inference_mode_enabled()),
         ("training", module is not None and module.training),
         ("attention backend", _attention_backend()),
         ("adapters", _adapters(module)),
         ("float32 matmul precision", torch.get_float32_matmul_precision()),
         ("deterministic", torch.are_deterministic_algorithms_enabled()),
-        ("cudnn benchmark", torch.backends.cudnn.benchmark),
+        ("cudnn", (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, *_tf32())),
+        ("reduced precision", (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+                               torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction)),
         ("sdpa", (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
                   torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled())),
     )  # fmt: skip

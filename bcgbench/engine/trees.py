@@ -23,6 +23,8 @@ class Spec(NamedTuple):
     kind: type | None
     """Container type; None for a leaf."""
     keys: tuple[Hashable, ...] = ()
+    key_types: tuple[type, ...] = ()
+    """Beside the keys, because 1 equals True."""
     children: tuple[Spec, ...] = ()
     factory: Callable[[], Any] | None = None
     """The factory of a defaultdict."""
@@ -32,7 +34,7 @@ LEAF = Spec(None)
 
 
 class TooManyLeaves(Exception):
-    """Raised by `flatten` as soon as a tree has more leaves than the limit."""
+    """Raised by `flatten` as soon as a tree has more leaves, or a container more entries, than the limit."""
 
 
 def _entries(tree: Any) -> tuple[tuple[Hashable, ...], Iterable[Any]] | None:
@@ -59,7 +61,10 @@ def _flatten(tree: Any, leaves: list[Any], limit: float) -> Spec:
         return LEAF
     keys, values = entries
     children = tuple([_flatten(value, leaves, limit) for value in values])
-    return Spec(type(tree), keys, children, tree.default_factory if isinstance(tree, defaultdict) else None)
+    if len(children) > limit:
+        raise TooManyLeaves
+    factory = tree.default_factory if isinstance(tree, defaultdict) else None
+    return Spec(type(tree), keys, tuple(map(type, keys)), children, factory)
 
 
 def flatten(tree: Any, *, limit: float = float("inf")) -> tuple[list[Any], Spec]:
@@ -72,10 +77,7 @@ def _build(spec: Spec, values: list[Any]) -> Any:
     kind = spec.kind
     assert kind is not None
     if issubclass(kind, dict):
-        pairs = zip(spec.keys, values, strict=True)
-        if dataclasses.is_dataclass(kind):
-            return kind(**{str(key): value for key, value in pairs})
-        return kind(spec.factory, pairs) if issubclass(kind, defaultdict) else kind(pairs)
+        return _build_mapping(kind, spec, values)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*values)
     if issubclass(kind, (list, tuple)):
@@ -83,6 +85,19 @@ def _build(spec: Spec, values: list[Any]) -> Any:
     made = kind.__new__(kind)  # not the constructor: a frozen dataclass may validate or derive fields in it
     for name, value in zip(spec.keys, values, strict=True):
         object.__setattr__(made, str(name), value)
+    return made
+
+
+def _build_mapping(kind: type[dict[Any, Any]], spec: Spec, values: list[Any]) -> Any:
+    """A dict of any kind, entry by entry: Counter counts what its constructor is given."""
+    made = kind.__new__(kind)
+    if isinstance(made, defaultdict):
+        made.default_factory = spec.factory
+    if dataclasses.is_dataclass(kind):  # a model output: fields that are None are attributes without an entry
+        for missing in dataclasses.fields(kind):
+            object.__setattr__(made, missing.name, None)
+    for key, value in zip(spec.keys, values, strict=True):
+        made[key] = value
     return made
 
 
@@ -107,12 +122,17 @@ def paths(spec: Spec, *, prefix: str = "") -> Iterator[str]:
         yield prefix or "value"
         return
     for index, child in enumerate(spec.children):
-        if spec.keys:
-            key = spec.keys[index]
-            step = (f".{key}" if prefix else str(key)) if isinstance(key, str) else f"[{key!r}]"
-        else:
-            step = f"[{index}]"
-        yield from paths(child, prefix=prefix + step)
+        yield from paths(child, prefix=step_to(spec, index, prefix=prefix))
+
+
+def step_to(spec: Spec, index: int, *, prefix: str) -> str:
+    """Path of a child of the container at `prefix`."""
+    if not spec.keys:
+        return f"{prefix}[{index}]"
+    key = spec.keys[index]
+    if not isinstance(key, str):
+        return f"{prefix}[{key!r}]"
+    return f"{prefix}.{key}" if prefix else key
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -127,7 +147,10 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def clone(tree: Any) -> Any:
-    """`tree` with every tensor copied, strides and container types kept; a tensor met twice stays one tensor."""
+    """`tree` with every tensor copied and container types kept; a tensor met twice stays one tensor.
+
+    Dense strides are kept; a tensor with gaps or expanded dimensions comes back dense, as from `Tensor.clone`.
+    """
     copies: dict[int, Tensor] = {}
 
     def copy(leaf: Any) -> Any:
@@ -150,25 +173,6 @@ def check_like(target: Tensor, source: Tensor, *, name: str) -> None:
             f"{name}: the graph holds {describe(target)}, the call gave {describe(source)}; "
             "shapes and dtypes are never broadcast or converted. Capture this signature first."
         )
-
-
-def copy_into(target: Any, source: Any, *, name: str = "value") -> None:
-    """Copy every tensor of `source` into its place in `target`.
-
-    Raises `StaticInputError` if structure, shape or dtype differ.
-    """
-    held, held_spec = flatten(target)
-    given, given_spec = flatten(source)
-    if held_spec != given_spec:
-        raise StaticInputError(f"{name}: the graph holds {describe(target)}, the call gave {describe(source)}.")
-    for place, leaf in zip(held, given, strict=True):
-        if not isinstance(place, Tensor):
-            continue
-        if not isinstance(leaf, Tensor):
-            raise StaticInputError(f"{name}: the graph holds {describe(place)}, the call gave {leaf!r}.")
-        if place is not leaf:
-            check_like(place, leaf, name=name)
-            place.copy_(leaf)
 
 
 def describe(tree: Any) -> str:
