@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not profiled)"})
+"""A row of these alone says nothing; the line below the table says why."""
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
 """Reasons of a verdict that its line, or the line of the arm below it, says in other words."""
@@ -63,7 +65,7 @@ def metrics_block(view: CaseView) -> str:
     """The metrics of every arm of a case side by side."""
     lines = list(_arm_tables(view))
     if not view.timed:
-        lines.append("  times are - because a CPU (tape) run carries no speed")
+        lines.append("  no times, launches or memory: a CPU (tape) run carries no speed")
     return "\n".join(lines)
 
 
@@ -101,7 +103,9 @@ def _arm_tables(view: CaseView) -> Iterator[str]:
         for name in labels:
             table.add_column(base.one_line(name), justify="right", overflow="fold")
         for title, read in ROWS:
-            table.add_row(title, *(read(view, view.arms[name]) for name in labels))
+            cells = [read(view, view.arms[name]) for name in labels]
+            if view.timed or not NOT_ON_A_CPU.issuperset(cells):
+                table.add_row(title, *cells)
         text = io.StringIO()
         console = Console(
             file=text, width=WIDTH - 2, color_system=None, force_terminal=False, markup=False, emoji=False
