@@ -9,13 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from bcgbench.errors import UsageError
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bcgbench.engine import trees
+from bcgbench.errors import CaptureError, UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +62,45 @@ def eager_on_graph(function: Callable[P, R]) -> Callable[P, R]:
         return result
 
     return wrapper
+
+
+class Unreturned(TorchDispatchMode):
+    """Around the call of a break: what it makes, and whether it changes a list or dict that it was given.
+
+    Only what a break returns is copied into the graph. What it leaves elsewhere (an attribute, a list, a closure) would
+    hold the captured data at every replay.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
+        for tensor in trees.tensors(out):
+            if tensor.untyped_storage()._cdata not in given:
+                reference = StorageWeakRef(tensor.untyped_storage())  # keeps the identity from being reused
+                self._made[reference.cdata] = reference
+        return out
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a break made this tensor."""
+        return tensor.untyped_storage()._cdata in self._made
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a break. Raises `CaptureError` if a container among its arguments changed."""
+        before, spec = trees.flatten((args, kwargs))
+        with self:
+            result = function(*args, **kwargs)
+        after, new_spec = trees.flatten((args, kwargs))
+        if spec != new_spec or any(a is not b for a, b in zip(before, after, strict=True)):
+            name = getattr(function, "__qualname__", function)
+            raise CaptureError(
+                f"The break {name} changes a list or dict that it was given, which a replay cannot repeat for the code "
+                "after it. Return the new values from the break instead."
+            )
+        return result
 
 
 def _nothing() -> None:
@@ -104,9 +149,12 @@ class BreakPolicy:
 
 def _patch_name(name: str) -> Callable[[], None]:
     owner, attribute = _resolve(name)
-    original = owner.__dict__.get(attribute, getattr(owner, attribute))
-    setattr(owner, attribute, eager_on_graph(getattr(owner, attribute)))
-    return lambda: setattr(owner, attribute, original)
+    own = attribute in vars(owner)
+    original = inspect.getattr_static(owner, attribute, None)
+    patched: Any = eager_on_graph(getattr(owner, attribute))
+    # found through the class, a static or class method is already bound as it should be
+    setattr(owner, attribute, staticmethod(patched) if isinstance(original, (staticmethod, classmethod)) else patched)
+    return lambda: setattr(owner, attribute, original) if own else delattr(owner, attribute)
 
 
 def _resolve(name: str) -> tuple[Any, str]:

@@ -132,4 +132,5 @@ def _new_buffer(leaf: Tensor, device: torch.device, *, index: int) -> Tensor:
             f"Argument leaf {index} is a {type(leaf).__name__} with layout {leaf.layout}; a graph can hold plain "
             "strided tensors only. Convert it before the call."
         )
-    return empty_like_strided(leaf.detach(), device)
+    with torch.inference_mode(mode=False):  # an inference tensor has no counter to show that a forward wrote to it
+        return empty_like_strided(leaf.detach(), device)

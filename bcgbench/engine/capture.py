@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.breaks import BreakPolicy
-from bcgbench.engine.buffers import StaticInputs, borrow
-from bcgbench.engine.constants import DYNAMIC_OPS, HOST_READ_OPS, READS, FunctionWatch, HostConstants
+from bcgbench.engine.buffers import Address, StaticInputs, borrow
+from bcgbench.engine.constants import DYNAMIC_OPS, HOST_READ_OPS, FunctionWatch, HostConstants, Rehearsal, is_read
 from bcgbench.engine.graph import Break, Guard, SegmentedGraph, Step
 from bcgbench.engine.segments import Backend, Segment
 from bcgbench.engine.signature import Call
@@ -27,27 +28,6 @@ from bcgbench.errors import CaptureError
 
 Forward = Callable[[dict[str, Any]], Any]
 """A forward as the engine calls it: the bound arguments by name."""
-
-
-class _Rehearsal:
-    """The warm call before a capture: notes host constants outside breaks, breaks nothing."""
-
-    def __init__(self, constants: HostConstants) -> None:
-        self._constants = constants
-        self._in_break = False
-
-    def run_break(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outer, self._in_break = self._in_break, True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self._in_break = outer
-
-    def handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = function(*args, **kwargs)
-        if not self._in_break:
-            self._constants.keep(function, {"args": args, **kwargs}, result)
-        return result
 
 
 class _Observer(TorchDispatchMode):
@@ -73,6 +53,7 @@ class Capture:
         self._module = module
         self._segment: Segment | None = None
         self._made: dict[int, StorageWeakRef] = {}
+        self._unreturned = breaks.Unreturned()
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """Call `forward`, recording; returns its output, which holds the data of this call."""
@@ -81,6 +62,7 @@ class Capture:
                 self._begin()
                 output = forward()
                 self._end()
+                self._refuse_unreturned(output)
         except BaseException:
             if self._segment is not None:
                 self._segment.abandon()
@@ -115,8 +97,17 @@ class Capture:
         reference = StorageWeakRef(tensor.untyped_storage())
         self._made[reference.cdata] = reference
 
+    def _refuse_unreturned(self, tree: Any) -> None:
+        if any(self._unreturned.holds(tensor) and not self._is_made(tensor) for tensor in trees.tensors(tree)):
+            raise CaptureError(
+                f"A tensor that a break made but did not return is used in {diagnose.call_site(self._module)}; a "
+                "replay would use the captured one. Return it from the break."
+            )
+
     def _freeze(self, tree: Any) -> Any:
         """What a break keeps of its arguments: views of what this graph writes, strong references to the rest."""
+
+        self._refuse_unreturned(tree)
 
         def keep(leaf: Any) -> Any:
             return borrow(leaf) if isinstance(leaf, Tensor) and self._is_made(leaf) else leaf
@@ -135,7 +126,7 @@ class Capture:
         if self._segment is None:  # a break inside a break is part of it
             return function(*args, **kwargs)
         with self._between_segments():
-            result = function(*args, **kwargs)
+            result = self._unreturned.call(function, args, kwargs)
             frozen_args, frozen_kwargs = self._freeze((args, kwargs))
             step = Break(function, frozen_args, frozen_kwargs, streams=list(self._backend.forks))
             self.steps.append(step)
@@ -146,11 +137,14 @@ class Capture:
         assert segment is not None
         owned = {tensor.untyped_storage()._cdata for tensor in given}
         leaves, spec = trees.flatten(result)
+        step.spec = spec
         made: dict[int, Tensor] = {}
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 step.constants.append((index, leaf))
-            elif leaf.untyped_storage()._cdata not in owned and id(leaf) not in made:
+            elif leaf.untyped_storage()._cdata in owned:
+                step.views.append((index, Address.of(leaf)))
+            elif id(leaf) not in made:
                 made[id(leaf)], bridge = segment.bridge(leaf)
                 self._note_made(made[id(leaf)])
                 step.bridges.append((index, bridge))
@@ -162,7 +156,9 @@ class Capture:
         with self._between_segments():
             value = function(*args, **kwargs)
             frozen_args, frozen_kwargs = self._freeze((args, kwargs))
-            self.steps.append(Guard(function, frozen_args, frozen_kwargs, trees.clone(value), where))
+            # a copy: `numpy` of a CPU tensor is the tensor's own memory, and would always equal itself at replay
+            expected = value.copy() if isinstance(value, np.ndarray) else trees.clone(value)
+            self.steps.append(Guard(function, frozen_args, frozen_kwargs, expected, where))
         return value
 
     def _reads_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -177,8 +173,9 @@ class Capture:
         """A torch call as Python wrote it."""
         if self._segment is None:
             return function(*args, **kwargs)
-        if function in READS and self._reads_device(args, kwargs):
-            return self._guard(function, args, kwargs)
+        if is_read(function, args, kwargs) and self._reads_device(args, kwargs):
+            # copied in the segment, as a constant is below: the model may write to what it read
+            return trees.clone(self._guard(function, args, kwargs))
         kept = self._constants.serve(function, {"args": args, **kwargs})
         # a copy, made on the device at every replay: the model may write to it
         return function(*args, **kwargs) if kept is None else kept.clone()
@@ -189,8 +186,10 @@ class Capture:
             return func(*args, **kwargs)
         name = func._schema.name
         if self._is_host_read(name, args, kwargs):
-            return self._guard(func, args, kwargs)
+            value = self._guard(func, args, kwargs)
+            return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
         self._refuse_dynamic(func, name, args)
+        self._refuse_unreturned((args, kwargs))
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):
                 self.held.setdefault(tensor.untyped_storage()._cdata, tensor)
@@ -234,7 +233,7 @@ def capture(
         run()
         backend.rewind()
         constants = HostConstants(backend.device)
-        rehearsal = _Rehearsal(constants)
+        rehearsal = Rehearsal(constants)
         with FunctionWatch(rehearsal.handle), breaks.active(rehearsal), policy.patched():
             expected = trees.clone(run())
         _check_unwritten(before, inputs)
@@ -285,7 +284,7 @@ def _first_module(run: Callable[[], Any], backend: Backend, policy: BreakPolicy,
             eager.settle()
         backend.rewind()
         constants = HostConstants(backend.device)
-        rehearsal = _Rehearsal(constants)
+        rehearsal = Rehearsal(constants)
         with FunctionWatch(rehearsal.handle), breaks.active(rehearsal), policy.patched():
             run()
         backend.rewind()

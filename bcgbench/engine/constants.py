@@ -22,18 +22,27 @@ from bcgbench.engine.signature import sign
 from bcgbench.errors import CaptureError
 
 MAKERS: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.to, Tensor.cuda})
-"""Calls that can turn host data into a device tensor."""
+"""Calls that can turn host data into a device tensor; `Tensor.new_tensor` is seen as `torch.tensor`."""
 READS: frozenset[Any] = frozenset({Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__,
                                    Tensor.__int__, Tensor.__float__, Tensor.__index__,
                                    torch.is_nonzero, Tensor.is_nonzero, torch.equal, Tensor.equal,
                                    torch.allclose, Tensor.allclose, torch.nonzero, Tensor.nonzero})  # fmt: skip
 """Calls whose result the host sees. `tolist` and `numpy` of a CPU tensor do not pass a TorchDispatchMode."""
 
+BUILDERS: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+"""Calls that read the tensors in a list element by element, where no TorchDispatchMode sees it."""
+
 HOST_READ_OPS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
 """Operations that copy device data to the host by themselves, met below Python (for example in `range(tensor)`)."""
 DYNAMIC_OPS = {"aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
-               "aten::repeat_interleave.Tensor"}  # fmt: skip
+               "aten::repeat_interleave.Tensor", "aten::bincount"}  # fmt: skip
 """Operations whose output shape depends on data."""
+
+
+def is_read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the host sees the data of the tensors given to this call."""
+    data = args[0] if args else kwargs.get("data")
+    return function in READS or (function in BUILDERS and not isinstance(data, Tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,8 @@ class HostConstants:
     def keep(self, function: Any, arguments: dict[str, Any], result: Any) -> None:
         """Rehearsal: note the result of a call if it is a host constant."""
         if self._makes(function, arguments, result):
-            self._kept.append(Constant(function, trees.clone(arguments), result))
+            # a copy: the forward may go on to write to it
+            self._kept.append(Constant(function, trees.clone(arguments), result.clone()))
 
     def serve(self, function: Any, arguments: dict[str, Any]) -> Tensor | None:
         """Capture: the kept tensor, if the next kept call is this one. Raises `CaptureError` if its values changed."""
@@ -113,6 +123,27 @@ class HostConstants:
             )
 
 
+class Rehearsal:
+    """The warm call before a capture: notes host constants outside breaks, breaks nothing."""
+
+    def __init__(self, constants: HostConstants) -> None:
+        self._constants = constants
+        self._in_break = False
+
+    def run_break(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outer, self._in_break = self._in_break, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._in_break = outer
+
+    def handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if not self._in_break:
+            self._constants.keep(function, {"args": args, **kwargs}, result)
+        return result
+
+
 class FunctionWatch(TorchFunctionMode):
     """Routes every torch call of a forward through `handle(function, args, kwargs)`."""
 
@@ -124,4 +155,9 @@ class FunctionWatch(TorchFunctionMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called by torch with this mode switched off."""
-        return self._handle(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if func is Tensor.new_tensor:
+            like = args[0]
+            given = {name: value for name, value in kwargs.items() if value is not None}
+            return self._handle(torch.tensor, args[1:], {"dtype": like.dtype, "device": like.device} | given)
+        return self._handle(func, args, kwargs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,22 @@ def bits(tensor: Tensor) -> Tensor:
 def bit_equal(a: Tensor, b: Tensor) -> bool:
     """Equal shape, dtype and bytes; NaN equals the same NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b).to(a.device))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal host values: arrays and tensors by shape, dtype and bytes, numbers by type and bits (NaN equals itself, 0.0
+    and -0.0 differ), lists by their entries."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return bit_equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (float, complex)):
+        return repr(a) == repr(b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    if isinstance(a, (np.ndarray, np.generic)):
+        return (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes())
+    return bool(a == b)
 
 
 def digest(tensor: Tensor) -> tuple[int, int]:
@@ -89,7 +106,13 @@ def check_same(expected: Any, output: Any, *, explain: Callable[[], str]) -> Non
             f"The capturing call returned {trees.describe(output)}, the call before {trees.describe(expected)}."
         )
     for index, (a, b) in enumerate(zip(wanted, got, strict=True)):
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and not bit_equal(a, b):
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        if not both and not same_value(a, b):
+            raise CaptureError(
+                f"Output leaf {index} was {trees.describe(a)} in one call and {trees.describe(b)} in the next with the "
+                "same arguments; a graph would return the captured one for ever. Return tensors, or run eagerly."
+            )
+        if both and not bit_equal(a, b):
             raise CaptureError(
                 f"Replaying the captured segments does not give the eager output (leaf {index}, {trees.describe(a)}); "
                 f"first differing module: {explain()}. Nothing was kept."

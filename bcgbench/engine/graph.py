@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bcgbench.engine import diagnose, trees
-from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine import trees
+from bcgbench.engine.buffers import Address, StaticInputs
+from bcgbench.engine.diagnose import same_value
 from bcgbench.engine.segments import Bridge
 from bcgbench.engine.signature import Signature
 from bcgbench.errors import EngineError, ReplayError
@@ -38,15 +39,24 @@ class Break:
     """Output leaf and where the next segment reads it."""
     constants: list[tuple[int, Any]] = field(default_factory=list)
     """Output leaves that are not tensors, with their captured values: the host went on with them."""
+    views: list[tuple[int, Address]] = field(default_factory=list)
+    """Output leaves that are parts of the arguments, with the place that the next segment reads."""
+    spec: trees.Spec = trees.LEAF
+    """Containers of the output."""
     streams: list[torch.cuda.Stream] = field(default_factory=list)
     """Side streams that the call uses; joined, so that the next segment sees its work."""
 
     def replay(self) -> None:
-        leaves, _ = trees.flatten(self.function(*self.args, **self.kwargs))
+        leaves, spec = trees.flatten(self.function(*self.args, **self.kwargs))
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
+        if spec != self.spec or not all(isinstance(leaves[index], Tensor) for index, _ in self.bridges):
+            raise GuardFailed("a break returned other containers, or no tensor where it returned one when captured")
         for index, bridge in self.bridges:
             bridge.fill(leaves[index])
+        for index, place in self.views:
+            if not isinstance(leaves[index], Tensor) or Address.of(leaves[index]) != place:
+                raise GuardFailed("a break returned another part of its arguments than when captured")
         for index, value in self.constants:
             if not same_value(leaves[index], value):
                 raise GuardFailed(f"a break returned {leaves[index]!r}, captured with {value!r}")
@@ -70,15 +80,6 @@ class Guard:
 
 def _short(value: Any) -> str:
     return trees.describe(value) if isinstance(value, Tensor) and value.numel() > 1 else repr(value)[:60]
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Equal host values: tensors by shape, dtype and bytes, NaN equal to itself."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return diagnose.bit_equal(a, b)
-    if type(a) is not type(b):
-        return False
-    return bool((a == b) if not hasattr(a, "dtype") else a.tobytes() == b.tobytes()) or (a != a and b != b)  # noqa: PLR0124 - NaN
 
 
 @dataclass(slots=True)
@@ -121,7 +122,9 @@ class SegmentedGraph:
                 step.replay()
         except (GuardFailed, EngineError, torch.OutOfMemoryError):
             raise
-        except RuntimeError as error:
-            raise ReplayError(f"A captured graph raised at replay: {error}. Signature: {self.signature}.") from error
+        except Exception as error:  # a break is anybody's code
+            raise ReplayError(
+                f"A captured graph raised at replay: {type(error).__name__}: {error}. Signature: {self.signature}."
+            ) from error
         self.replays += 1
         return trees.clone(self.output)
