@@ -100,6 +100,13 @@ def _gpu_busy(record: Record) -> float | None:
     return record.profile.busy_s / step_s
 
 
+def _hook_share(record: Record) -> float | None:
+    denoise_s, forwards = _denoise_s(record), _median(s.forwards for s in record.measured)
+    if record.hook_s is None or not denoise_s or forwards is None:
+        return None
+    return record.hook_s * forwards / denoise_s
+
+
 # fmt: off (a table is read by its columns)
 _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     # Time of one image, median over the measured ones.
@@ -116,6 +123,7 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("prepare_s", "s", "lower", "warm calls and captures, once per process", lambda r: r.prepare_s),
     ("signature_s", "s", "lower", "computing the signature of one call", lambda r: r.signature_s),
     ("hook_s", "s", "lower", "host time added to one call, the forward excluded", lambda r: r.hook_s),
+    ("hook_share", "ratio", "lower", "share of the denoise span that the forward hook adds", _hook_share),
     # Memory.
     ("weights_bytes", "bytes", "lower", "weights on the device", _of_memory(lambda m: m.weights_bytes)),
     ("peak_allocated_bytes", "bytes", "lower", "peak in use", _of_memory(lambda m: m.peak_allocated_bytes)),

@@ -31,6 +31,8 @@ class Spec(NamedTuple):
 
 
 LEAF = Spec(None)
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Leaves known by their exact type: asking whether each is a dataclass took most of a signature's time."""
 
 
 class TooManyLeaves(Exception):
@@ -53,7 +55,7 @@ def _entries(tree: Any) -> tuple[tuple[Hashable, ...], Iterable[Any]] | None:
 
 
 def _flatten(tree: Any, leaves: list[Any], limit: float) -> Spec:
-    entries = _entries(tree)
+    entries = None if type(tree) in _PLAIN else _entries(tree)
     if entries is None:
         leaves.append(tree)
         if len(leaves) > limit:

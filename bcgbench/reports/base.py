@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 BASELINES = ("eager", "eager-padded", "untouched")
 """Arms that compute without a graph: references, never the thing under test."""
 
-GRAPH_METRICS = frozenset({"prepare_s", "signature_s", "hook_s", "growth_bytes", "captures", "replays", "graph_nodes"})
+HOOK_METRICS = frozenset({"hook_s", "hook_share"})
+GRAPH_METRICS = frozenset({"prepare_s", "signature_s", "growth_bytes", "captures", "replays", "graph_nodes"})
 PROFILE_METRICS = frozenset({"launches_per_step", "kernels_per_step", "gpu_busy"})
 
 TINY = "tiny/"
@@ -210,6 +211,8 @@ def why_missing(record: Record, name: str) -> str:
     """The shortest true reason for a metric that a record lacks."""
     if record.status != "OK":
         return status_phrase(record)
+    if name in HOOK_METRICS and record.hook_s is None:
+        return "not hooked"
     if name in GRAPH_METRICS and record.backend == "none":
         return "no graph"
     if name in PROFILE_METRICS and record.profile is None:

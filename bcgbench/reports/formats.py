@@ -17,6 +17,8 @@ _TIME_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _SIZE_UNITS = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1), (0.0, "B", 0))
 _FINE_RATIO = 0.1
 """Ratios closer to 1 than this get a third decimal: 1.004x is a result, 1.00x hides it."""
+_SMALL_SHARE = 0.01
+"""Shares below it get a second decimal."""
 
 
 def missing(reason: str) -> str:
@@ -54,8 +56,8 @@ def ratio_with_interval(interval: Interval) -> str:
 
 
 def percent(fraction: float) -> str:
-    """`42.1 %` of 0.421."""
-    return f"{100 * fraction:.1f} %"
+    """`42.1 %` of 0.421, `0.11 %` of 0.0011."""
+    return f"{100 * fraction:.{1 if abs(fraction) >= _SMALL_SHARE else 2}f} %"
 
 
 def count(value: float) -> str:

@@ -163,6 +163,8 @@ ROWS: tuple[tuple[str, Callable[[CaseView, Record], str]], ...] = (
     ("step 0", _metric("step0_s")),
     ("end to end", _metric("end_to_end_s")),
     ("prepare (once)", _metric("prepare_s")),
+    ("hook per call", _metric("hook_s")),
+    ("hook's share", _metric("hook_share")),
     ("launches per step", _metric("launches_per_step")),
     ("GPU busy", _metric("gpu_busy")),
     ("peak allocated", _metric("peak_allocated_bytes")),
