@@ -88,6 +88,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "pipeline": session.adapter.facts.pipeline,
         "scheduler": type(session.pipe.scheduler).__name__,
         "steps": str(case.steps),
+        "token counts from": session.token_source,
     }
 
 

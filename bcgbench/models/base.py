@@ -151,7 +151,9 @@ class Session:
     synthetic: bool
     """Weights are random and prompts are seeded embeddings."""
     token_counts: tuple[int, ...]
-    """Tokens of each prompt: from the tokenizer, else `case.token_counts`, else an estimate."""
+    """Tokens of each prompt as they reach the transformer."""
+    token_source: str
+    """Where they come from: "tokenizer", else "suite", else "estimate"."""
     load_s: float
     weights_bytes: int
     denoisers: dict[str, nn.Module]
@@ -236,24 +238,27 @@ def load(case: Case) -> Session:
         module.eval().requires_grad_(requires_grad=False)
     adapter.prepare_pipeline(pipe)
     pipe.set_progress_bar_config(disable=True)
+    if synthetic:
+        pipe.register_modules(tokenizer=loading.cached_tokenizer(case.model))
+    token_counts, token_source = _token_counts(case, adapter, pipe)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return Session(
         adapter=adapter, pipe=pipe, case=case, device=device, dtype=dtype, synthetic=synthetic,
-        token_counts=_token_counts(case, adapter, None if synthetic else pipe), load_s=time.perf_counter() - began,
+        token_counts=token_counts, token_source=token_source, load_s=time.perf_counter() - began,
         weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe),
     )  # fmt: skip
 
 
-def _token_counts(case: Case, adapter: Adapter, pipe: Any | None) -> tuple[int, ...]:
-    """Tokens of each prompt as they reach the transformer; counted where there is a tokenizer."""
-    if pipe is not None:
-        counts = tuple(adapter.count_tokens(pipe, prompt) for prompt in case.prompts)
+def _token_counts(case: Case, adapter: Adapter, pipe: Any) -> tuple[tuple[int, ...], str]:
+    """Tokens of each prompt as they reach the transformer, counted where there is a tokenizer; and where from."""
+    if pipe.tokenizer is not None:
+        counts, source = tuple(adapter.count_tokens(pipe, prompt) for prompt in case.prompts), "tokenizer"
     elif case.token_counts is not None:
-        counts = case.token_counts
+        counts, source = case.token_counts, "suite"
     else:
-        counts = tuple(map(adapter.estimate_tokens, case.prompts))
+        counts, source = tuple(map(adapter.estimate_tokens, case.prompts)), "estimate"
     for prompt, tokens in enumerate(counts):
         if tokens > adapter.max_tokens:
             log.warning("prompt %d has %d tokens; %s keeps %d", prompt, tokens, adapter.facts.id, adapter.max_tokens)
-    return tuple(min(tokens, adapter.max_tokens) for tokens in counts)
+    return tuple(min(tokens, adapter.max_tokens) for tokens in counts), source

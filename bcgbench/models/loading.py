@@ -111,6 +111,16 @@ def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
         ) from error
 
 
+def cached_tokenizer(model: str) -> Any:
+    """The tokenizer of a hub id if the hub's local cache has it, else None; nothing is downloaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, subfolder="tokenizer", local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
 def _check_class(folder: Path, *, adapter: Adapter) -> None:
     """Refuse a folder that holds another pipeline (UsageError)."""
     index_path = folder / INDEX_FILE

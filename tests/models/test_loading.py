@@ -218,8 +218,18 @@ def test_synthetic_sana_masks_the_rows_after_the_prompt(monkeypatch: pytest.Monk
 
 
 def test_token_counts_are_estimated_where_nothing_states_them(monkeypatch: pytest.MonkeyPatch):
-    """One per word and mark, plus the five template tokens of Qwen-Image."""
-    assert synthetic("tiny/qwen-image", monkeypatch).token_counts == (8 + 5, 26 + 5)
+    """One per word and mark, plus the five template tokens of Qwen-Image; the record says that it is an estimate."""
+    session = synthetic("tiny/qwen-image", monkeypatch)
+    assert (session.token_counts, session.token_source) == ((8 + 5, 26 + 5), "estimate")
+
+
+def test_token_counts_come_from_the_tokenizer_where_it_is_at_hand(monkeypatch: pytest.MonkeyPatch):
+    """A cached tokenizer counts better than a suite's figure; the embeddings stay seeded."""
+    real = base.load(tiny_case("tiny/qwen-image"))
+    monkeypatch.setattr(base.loading, "cached_tokenizer", lambda _: real.pipe.tokenizer)
+    session = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
+    assert (session.token_counts, session.token_source) == (real.token_counts, "tokenizer")
+    assert [call["encoder_hidden_states"].shape[1] for call in traced(session, 0)][0] == real.token_counts[0]
 
 
 def test_prompts_above_the_pipelines_limit_are_reported(
