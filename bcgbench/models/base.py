@@ -236,10 +236,10 @@ def load(case: Case) -> Session:
     modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     for module in modules:
         module.eval().requires_grad_(requires_grad=False)
-    adapter.prepare_pipeline(pipe)
-    pipe.set_progress_bar_config(disable=True)
     if synthetic:
         pipe.register_modules(tokenizer=loading.cached_tokenizer(case.model))
+    adapter.prepare_pipeline(pipe)
+    pipe.set_progress_bar_config(disable=True)
     token_counts, token_source = _token_counts(case, adapter, pipe)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

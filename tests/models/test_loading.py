@@ -229,7 +229,7 @@ def test_token_counts_come_from_the_tokenizer_where_it_is_at_hand(monkeypatch: p
     monkeypatch.setattr(base.loading, "cached_tokenizer", lambda _: real.pipe.tokenizer)
     session = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
     assert (session.token_counts, session.token_source) == (real.token_counts, "tokenizer")
-    assert [call["encoder_hidden_states"].shape[1] for call in traced(session, 0)][0] == real.token_counts[0]
+    assert next(call["encoder_hidden_states"].shape[1] for call in traced(session, 0)) == real.token_counts[0]
 
 
 def test_prompts_above_the_pipelines_limit_are_reported(
