@@ -202,6 +202,6 @@ def _images(views: tuple[CaseView, ...]) -> list[str]:
         for view in views
         for head, record in _arms(view)
         for name, path in sorted(record.artifacts.items())
-        if path.endswith(".png")
+        if path.endswith(".png") and not record.synthetic  # noise, and large: left out of published runs
     ]
     return [folded("Images", "\n".join(links))] if links else []
