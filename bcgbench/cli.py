@@ -97,7 +97,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Measure models under every arm; write results/<run>/ and print the report."""
+    """Measure models under several arms and show the report."""
     from bcgbench import cli_run
 
     selection = cli_run.Selection(
@@ -132,7 +132,7 @@ def _measured(opened: Run, *, strict: bool, as_json: bool, quiet: bool) -> int:
     from bcgbench.reports import base
 
     say(f"run folder: {opened.path}")
-    shown = cli_progress.display(sys.stderr, quiet=quiet, total=len(opened.info.cases))
+    shown = cli_progress.display(sys.stderr, quiet=quiet, cases=opened.info.cases)
     try:
         outcome = cli_run.execute(opened, display=shown, strict=strict, on_stop=say)
     finally:
@@ -156,7 +156,7 @@ def _print(report: Report, style: str) -> None:
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="An arm such as eager, or a run.")],
     b: Annotated[str, typer.Argument(metavar="B", help="An arm such as bcg, or a run.")],
-    reference: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run of the two arms, like --run.")] = None,
+    reference: Annotated[str | None, typer.Argument(metavar="RUN", help="Run of the two arms, like --run.")] = None,
     *,
     run: opt.RunRef = opt.LATEST,
     arm: opt.Arm = None,
@@ -165,7 +165,7 @@ def compare(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Judge arm B against arm A of one run, or equal arms of two runs: outputs, then speed, then memory."""
+    """Judge arm B against arm A, or run B against run A."""
     from bcgbench import cli_info
     from bcgbench.reports import base
 
@@ -180,9 +180,7 @@ def compare(
 @app.command()
 @guarded
 def report(
-    reference: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="Run id or folder; default: the latest.")
-    ] = opt.LATEST,
+    reference: Annotated[str, typer.Argument(metavar="RUN", help="Run id or folder.")] = opt.LATEST,
     *,
     style: opt.Format = "table",
     output: opt.Output = None,
@@ -262,7 +260,7 @@ def plan(
 def doctor(
     *,
     results: opt.Results = DEFAULT_RESULTS,
-    strict: opt.Strict = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 7 where a check fails.")] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> int:

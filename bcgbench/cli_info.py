@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from bcgbench import cli_compare, store
+from bcgbench.errors import StoreError, UsageError
 from bcgbench.reports import base, formats, table
 from bcgbench.store import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bcgbench.plan import Estimate
@@ -18,13 +21,22 @@ if TYPE_CHECKING:
     from bcgbench.types import Case
 
 Rows = list[dict[str, Any]]
+WIDTH = table.WIDTH
+LEAST_ROOM = 16
+"""Columns that the last cell of a row gets, even where the others leave less."""
 
 
 def comparison(a: str, b: str, *, results: Path, run: str, arms: Sequence[str], strict: bool) -> Report:
     """Two arms of one run where both names are arms, else equal arms of the two runs that A and B name."""
     from bcgbench.runners import RUNNERS
 
-    if a in RUNNERS and b in RUNNERS:
+    unknown = [name for name in (a, b) if name not in RUNNERS]
+    if len(unknown) == 1:
+        near = difflib.get_close_matches(unknown[0], RUNNERS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        message = f"unknown arm {unknown[0]!r}{hint} Give two of {', '.join(RUNNERS)}, or two runs"
+        raise UsageError(message)
+    if not unknown:
         opened = store.open_run(store.find_run(results, run))
         records = opened.records()
         verdicts = cli_compare.judge_arms(records, a=a, b=b)
@@ -42,8 +54,9 @@ def comparison_text(report: Report) -> str:
     """The verdict of every case, outputs first, then the metrics."""
     judged = [view for view in base.views(report) if view.verdicts]
     blocks = [table.verdict_block(view, verdict) for view in judged for verdict in view.verdicts]
-    metrics = [f"{view.name}\n{table.metrics_block(view)}" for view in judged]
-    return "\n\n".join([*blocks, *metrics])
+    metrics = [f"{view.name}\n{block}" for view in judged if (block := table.metrics_block(view))]
+    first = [table.first_line(report)] if len(blocks) > 1 else []
+    return "\n\n".join([*first, *blocks, *metrics])
 
 
 def listing(what: str, *, results: Path, as_json: bool) -> str:
@@ -63,7 +76,7 @@ def _models(_: Path) -> Rows:
             {
                 "model": name,
                 "default": f"{shape}, {formats.plural(facts.steps, 'step')}",
-                "memory": formats.size(facts.memory_bytes),
+                "memory": formats.estimated_size(facts.memory_bytes),
                 "prompt length": facts.policy,
             }
         )
@@ -95,7 +108,11 @@ def _suites(_: Path) -> Rows:
 def _runs(results: Path) -> Rows:
     rows = []
     for path in store.list_runs(results):
-        info = store.open_run(path).info
+        try:
+            info = store.open_run(path).info
+        except StoreError as error:  # one folder that cannot be read must not hide the others
+            rows.append({"run": path.name, "created": "-", "suite": "-", "models": f"cannot be read: {error}"})
+            continue
         models = dict.fromkeys(case.model for case in info.cases)
         rows.append(
             {"run": info.run_id, "created": info.created_utc, "suite": info.suite or "-", "models": ", ".join(models)}
@@ -116,61 +133,83 @@ def plan_text(cases: Sequence[Case], *, as_json: bool) -> str:
     """What the cases would need, one line each, with the sum of times and the largest memory."""
     from bcgbench import models, plan
 
-    estimates = [plan.estimate(case, models.facts(case.model)) for case in cases]
+    adapters = {case.model: models.adapter(case.model) for case in cases}
+    estimates = [
+        plan.estimate(case, adapters[case.model].facts, text_encoder_bytes=adapters[case.model].text_encoder_bytes)
+        for case in cases
+    ]
     total_s = sum(estimate.duration_s for estimate in estimates)
     if as_json:
         return _json({"duration_s": total_s, "cases": [to_json(estimate) for estimate in estimates]})
-    largest = max(estimate.memory_bytes for estimate in estimates)
-    summary = (
-        f"{formats.plural(len(cases), 'case')}: about {duration(total_s)}, at most {formats.size(largest)} "
-        "(estimates from model facts and round figures for a data-centre GPU, not measurements)"
+    largest = formats.estimated_size(max(estimate.memory_bytes for estimate in estimates))
+    arms = " or ".join(dict.fromkeys(", ".join(case.runners) for case in cases))
+    notes = dict.fromkeys(note for estimate in estimates for note in estimate.notes)
+    sentences = (
+        f"{formats.plural(len(cases), 'case')}: about {formats.duration(total_s)}, at most {largest} of memory",
+        f"images: over all arms ({arms}), warm-up and checks included; calls: transformer calls per image",
+        "estimates from model facts and round figures for a data-centre GPU, not measurements",
+        *notes,
     )
-    return f"{aligned([_plan_row(estimate) for estimate in estimates])}\n{summary}"
+    lines = (textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ") for sentence in sentences)
+    return "\n".join([aligned([_plan_row(estimate) for estimate in estimates]), "", *lines])
 
 
 def _plan_row(estimate: Estimate) -> dict[str, Any]:
     case = estimate.case
     return {
-        "case": f"{case.model} @ {case.resolution}",
-        "arms": ",".join(case.runners),
-        "requests": estimate.images,
-        "calls each": estimate.forwards,
-        "memory": formats.size(estimate.memory_bytes),
-        "time": duration(estimate.duration_s),
-        "notes": "; ".join(estimate.notes),
+        "case": f"{base.model_name(case)} @ {case.resolution}",
+        "images": estimate.images,
+        "calls": estimate.forwards,
+        "memory": formats.estimated_size(estimate.memory_bytes),
+        "time": formats.duration(estimate.duration_s),
     }
 
 
-def duration(value_s: float) -> str:
-    """`45 s`, `12 min`, `2.5 h`: an estimate has no digits to spare."""
-    if value_s < 90:  # noqa: PLR2004 - a minute and a half
-        return f"{value_s:.0f} s"
-    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"  # noqa: PLR2004
-
-
 def diagnosis(*, results: Path, as_json: bool) -> tuple[str, bool]:
-    """The checks of this machine, and whether none of them failed."""
+    """The checks of this machine with what it can do in the last lines, and whether none of them failed."""
     from bcgbench import environment
 
     checks = environment.doctor(results=results)
     fine = all(check.ok is not False for check in checks)
     if as_json:
         return _json({"ok": fine, "checks": [to_json(check) for check in checks]}), fine
-    return aligned([{"": _MARKS[check.ok], "check": check.name, "found": check.text} for check in checks]), fine
+    table = aligned([{"": _MARKS[check.ok], "check": check.name, "found": check.text} for check in checks])
+    return "\n".join([table, "", *_abilities({check.name: check.ok for check in checks})]), fine
 
 
 _MARKS = {True: "ok", False: "FAIL", None: "-"}
+_NEEDS = {
+    "check outputs and graph use on the CPU": ("Python", "torch", "diffusers", "transformers", "results folder"),
+    "measure speed on the GPU": (
+        "Python", "torch", "diffusers", "transformers", "results folder", "GPU", "compute capability", "cuda-bindings",
+    ),
+    "download pretrained weights": ("model hub",),
+}  # fmt: skip
+"""What a user may want, and the checks that it rests on."""
+
+
+def _abilities(found: Mapping[str, bool | None]) -> Iterator[str]:
+    for ability, needs in _NEEDS.items():
+        failed = [name for name in needs if found.get(name) is False]
+        lacking = failed or [name for name in needs if found.get(name) is None]
+        yield f"cannot {ability}: {', '.join(lacking)}" if lacking else f"can {ability}"
 
 
 def aligned(rows: Rows) -> str:
-    """Rows as columns of equal width below their names; empty for no row."""
+    """Rows as columns of equal width below their names, the last one wrapped; empty for no row."""
     if not rows:
         return ""
     cells = [[base.one_line(str(value)) for value in row.values()] for row in ({k: k for k in rows[0]}, *rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    return "\n".join(_aligned(line, widths, indent=indent) for line in cells)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], *, indent: int) -> str:
+    start = "".join(f"{text:<{width}}  " for text, width in zip(cells, widths, strict=False))
+    room = max(WIDTH - indent, LEAST_ROOM)
+    last = textwrap.wrap(cells[-1], width=room, break_on_hyphens=False, break_long_words=False)
+    return (start + f"\n{'':<{indent}}".join(last)).rstrip()
 
 
 def _json(value: object) -> str:

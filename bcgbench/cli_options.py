@@ -17,14 +17,14 @@ DEFAULT_RESULTS = Path("results")
 
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="MODEL", help="Model id or folder; repeatable. See `list models`."),
+    typer.Option("--model", metavar="MODEL", help="Model id or local folder; repeatable. See `list models`."),
 ]
 Resolutions = Annotated[
-    list[str] | None, typer.Option("--res", metavar="WxH", help="WxH or WxHxFRAMES in pixels; repeatable.")
+    list[str] | None, typer.Option("--res", metavar="WxH", help="Pixels, as WxH or WxHxFRAMES; repeatable.")
 ]
 Runners = Annotated[
     list[str] | None,
-    typer.Option("--runner", metavar="ARMS", help="Arms, repeated or comma-separated. Default: eager,bcg,graph."),
+    typer.Option("--runner", metavar="ARMS", help="Arms to measure, see `list runners`. Default: eager,bcg,graph."),
 ]
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Denoise steps. Default: the model's.")]
 Guidance = Annotated[
@@ -43,10 +43,10 @@ SuiteName = Annotated[
     typer.Option("--suite", metavar="NAME|PATH", help="Built-in suite or TOML file. Other flags override it."),
 ]
 Weights = Annotated[
-    str | None, typer.Option("--weights", metavar="KIND", help="pretrained or random. Never random by itself.")
+    str | None, typer.Option("--weights", metavar="KIND", help="pretrained or random. Default: pretrained.")
 ]
 Source = Annotated[
-    str | None, typer.Option("--source", metavar="FOLDER", help="Local diffusers folder with the weights.")
+    str | None, typer.Option("--source", metavar="FOLDER", help="Local diffusers folder with the weights of MODEL.")
 ]
 Device = Annotated[
     str | None,
@@ -54,27 +54,45 @@ Device = Annotated[
         "--device", metavar="NAME", help="cuda or cpu (a tape: no speed). Default: cuda; cpu for tiny models."
     ),
 ]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="bfloat16, float16 or float32.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="bfloat16, float16 or float32. Default: bfloat16; float32 on a CPU."),
+]
 Buckets = Annotated[
     str | None,
-    typer.Option("--buckets", metavar="LENGTHS", help="Prompt-length buckets such as 64,128; 'native' for none."),
+    typer.Option(
+        "--buckets",
+        metavar="LENGTHS",
+        help="Prompt lengths to pad to, such as 64,128; 'native' for no padding. Default: the model's.",
+    ),
 ]
 Break = Annotated[
-    str | None, typer.Option("--break", metavar="POLICY", help="attention, none, or dotted module names.")
+    str | None,
+    typer.Option(
+        "--break",
+        metavar="POLICY",
+        help="What bcg runs eagerly: attention, none, or dotted module names. Default: attention.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the initial latents.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Seed of initial latents and random weights. Default: 42.")
+]
 Rounds = Annotated[
-    int | None, typer.Option("--rounds", metavar="N", min=1, help="Measured images per arm; 6 is the least to judge.")
+    int | None,
+    typer.Option(
+        "--rounds", metavar="N", min=1, help="Measured images per arm; a verdict on speed needs 6. Default: 10."
+    ),
 ]
 NoProfile = Annotated[bool, typer.Option("--no-profile", help="Skip the separate profiling pass.")]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Seconds until a case is ended.")
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Seconds after which a case is ended. Default: 1800."),
 ]
 Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Folder of run folders.")]
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="[RUN]", help="Finish a run; the latest if RUN is left out.")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail on what is only inconclusive or advisable.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 5 where a verdict is inconclusive.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log in detail; show a traceback on errors.")]
@@ -99,7 +117,7 @@ class ResumableCommand(TyperCommand):
 def with_latest(args: Sequence[str]) -> list[str]:
     """The arguments with `latest` after a `--resume` that ends the line or is followed by another option."""
     filled = []
-    for argument, following in zip(args, [*args[1:], "-"], strict=True):
+    for argument, following in zip(args, [*args, "-"][1:], strict=True):
         filled.append(argument)
         if argument == "--resume" and following.startswith("-"):
             filled.append(LATEST)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from bcgbench.reports.formats import seconds
+from bcgbench.reports.base import model_name
+from bcgbench.reports.formats import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from bcgbench.types import Progress
+    from bcgbench.types import Case, Progress
 
 PLAIN_PERIOD_S = 10.0
 """Least time between two plain lines: a log of a long run stays readable."""
@@ -29,11 +30,12 @@ class Display(Protocol):
     def __call__(self, progress: Progress) -> None: ...
 
 
-def display(stream: TextIO, *, quiet: bool, total: int) -> Display:
-    """The display that fits the stream; `total` is the number of cases."""
+def display(stream: TextIO, *, quiet: bool, cases: Sequence[Case]) -> Display:
+    """The display that fits the stream, for the cases of a run."""
     if quiet:
         return SilentDisplay()
-    return LiveDisplay(stream, total=total) if stream.isatty() else PlainDisplay(stream, total=total)
+    names = case_names(cases)
+    return LiveDisplay(stream, names=names) if stream.isatty() else PlainDisplay(stream, names=names)
 
 
 class SilentDisplay:
@@ -51,16 +53,12 @@ class SilentDisplay:
         """Ignore the event."""
 
 
-class CaseCounter:
-    """Numbers the cases as they come, so that a line can say `case 2 of 6`."""
-
-    def __init__(self, *, total: int) -> None:
-        self.total = total
-        self._seen: dict[str, int] = {}
-
-    def __call__(self, case: str) -> str:
-        number = self._seen.setdefault(case, len(self._seen) + 1)
-        return f"[{number}/{max(self.total, number)}] {case}"
+def case_names(cases: Sequence[Case]) -> dict[str, str]:
+    """Case key to `[2/6] Qwen/Qwen-Image @ 512x512`."""
+    return {
+        case.key: f"[{number}/{len(cases)}] {model_name(case)} @ {case.resolution}"
+        for number, case in enumerate(cases, start=1)
+    }
 
 
 class PlainDisplay:
@@ -70,12 +68,12 @@ class PlainDisplay:
         self,
         stream: TextIO,
         *,
-        total: int,
+        names: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         period_s: float = PLAIN_PERIOD_S,
     ) -> None:
         self._stream = stream
-        self._name = CaseCounter(total=total)
+        self._names = names
         self._clock = clock
         self._period_s = period_s
         self._shown_at: float | None = None
@@ -90,23 +88,23 @@ class PlainDisplay:
 
     def __call__(self, progress: Progress) -> None:
         """Write the event, unless the last line is more recent than the period."""
-        name = self._name(progress.case)
+        name = self._names.get(progress.case, progress.case)
         now = self._clock()
         if self._shown_at is not None and now - self._shown_at < self._period_s:
             return
         self._shown_at = now
-        self._stream.write(f"{name} {describe(progress)}\n")
+        self._stream.write(f"{name}: {describe(progress)}\n")
         self._stream.flush()
 
 
 class LiveDisplay:
     """One line of a terminal, redrawn; colours are left to rich, which honours NO_COLOR."""
 
-    def __init__(self, stream: TextIO, *, total: int) -> None:
+    def __init__(self, stream: TextIO, *, names: Mapping[str, str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._name = CaseCounter(total=total)
+        self._names = names
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -128,16 +126,16 @@ class LiveDisplay:
 
     def __call__(self, progress: Progress) -> None:
         """Redraw the line."""
-        text = f"{self._name(progress.case)} {describe(progress)}"
+        text = f"{self._names.get(progress.case, progress.case)}: {describe(progress)}"
         self._bar.update(self._task, description=text, completed=progress.done, total=progress.total or None)
 
 
 def describe(progress: Progress) -> str:
-    """`measure bcg 3/10 step 7, about 12.00 s left`."""
+    """`measure bcg 3/10 step 7, about 12 s left`."""
     parts = [progress.stage, progress.arm]
     if progress.total:
         parts.append(f"{progress.done}/{progress.total}")
     if progress.step:
         parts.append(f"step {progress.step}")
     text = " ".join(part for part in parts if part)
-    return text if progress.eta_s is None else f"{text}, about {seconds(progress.eta_s)} left"
+    return text if progress.eta_s is None else f"{text}, about {duration(progress.eta_s)} left"

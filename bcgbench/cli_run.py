@@ -56,7 +56,14 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
     from bcgbench.runners import RUNNERS
 
     chosen = _suite_of(selection)
-    return suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
+    cases = suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
+    for case in cases:
+        if case.source is not None and not Path(case.source).is_dir():
+            message = (
+                f"source {case.source!r} is no folder: give a local one in diffusers layout, with model_index.json"
+            )
+            raise UsageError(message)
+    return cases
 
 
 def _suite_of(selection: Selection) -> Suite:
@@ -151,8 +158,13 @@ def interruptible(stop: threading.Event, *, on_stop: Callable[[str], None]) -> I
 def report_of(run: Run, *, strict: bool = False, interrupted: bool = False) -> Report:
     """The records of a run with the verdicts on them."""
     records = run.records()
-    notes = (f"interrupted: finish it with `bcgbench run --resume {run.info.run_id}`",) if interrupted else ()
-    return Report(info=run.info, records=records, verdicts=judge_run(records), notes=notes, strict=strict)
+    there = {(record.case.key, record.runner) for record in records}
+    asked = ((case.key, runner) for case in run.info.cases for runner in case.runners)
+    missing = tuple(arm for arm in asked if arm not in there)
+    what = "interrupted" if interrupted else "not finished" if missing else ""
+    notes = (f"{what}: finish it with `bcgbench run --resume {run.info.run_id}`",) if what else ()
+    verdicts = judge_run(records)
+    return Report(info=run.info, records=records, verdicts=verdicts, notes=notes, strict=strict, missing=missing)
 
 
 def write_report(folder: Path, report: Report) -> Path:

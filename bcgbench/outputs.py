@@ -60,7 +60,7 @@ def _unchecked(record: Record) -> Outputs:
 
 
 def describe(fidelity: Fidelity) -> str:
-    """Return "exact", or "differs: max 0.0156, 61.2 dB at latents 0; 28 of 40 calls, first call 12"."""
+    """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12"."""
     if fidelity.exact:
         return "exact"
     parts = [size_phrase(d) for d in [worst_difference((*fidelity.latents, *fidelity.images))] if d]
@@ -78,9 +78,9 @@ def padding_phrase(fidelity: Fidelity | None) -> str:
 
 
 def size_phrase(difference: Difference) -> str:
-    """Return "max 0.0156, 61.2 dB at latents 0"."""
-    psnr = "no finite PSNR" if difference.psnr_db is None else f"{difference.psnr_db:.1f} dB"
-    return f"max {difference.max_abs:.3g}, {psnr} at {difference.name}"
+    """Return "max difference 0.0156, PSNR 61.2 dB in latents 0"."""
+    psnr = "no finite PSNR" if difference.psnr_db is None else f"PSNR {difference.psnr_db:.1f} dB"
+    return f"max difference {difference.max_abs:.3g}, {psnr} in {difference.name}"
 
 
 def worst_difference(differences: Iterable[Difference]) -> Difference | None:

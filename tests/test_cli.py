@@ -61,7 +61,11 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch):
     class Fake:
         def __init__(self) -> None:
             self.cases: list = []
-            self.records = lambda case: (make.record(case=case), make.graph_record(case=case))
+            self.records = lambda case: (
+                make.record(case=case),
+                make.graph_record(case=case),
+                make.graph_record(case=case, runner="graph"),
+            )
             self.before = lambda case, stop: None
 
         def __call__(self, case, run, *, on_progress, stop) -> None:
@@ -170,6 +174,8 @@ def test_options_are_pinned():
         ((*TINY, "--weights", "guessed"), "guessed"),
         ((*TINY, "--device", "tpu"), "tpu"),
         ((*TINY, "--dtype", "int3"), "int3"),
+        ((*TINY, "--source", "/no/such/folder"), "/no/such/folder"),
+        (("--model", "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "--res", "500x512"), "multiples of 32"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -193,6 +199,54 @@ def test_usage_errors_of_the_parser_are_exit_code_2(args: tuple[str, ...]):
     done = invoke(*args)
     assert done.exit_code == 2
     assert done.stdout == ""
+
+
+def test_no_argument_at_all_is_a_message(fake_worker):
+    """`bcgbench run` alone, where even the folder of results is left out."""
+    done = in_process("run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: nothing to run")
+
+
+def test_an_unknown_suite_key_names_file_key_and_nearest(tmp_path: Path, fake_worker):
+    """A misspelt key must not be ignored: the case would run with a default instead."""
+    suite = tmp_path / "own.toml"
+    suite.write_text('[[case]]\nmodel = "tiny/qwen-image"\nresolutoin = "32x32"\n')
+    done = invoke("run", "--suite", suite, "--results", tmp_path / "r")
+    assert (done.exit_code, fake_worker.cases) == (2, [])
+    assert f"{suite}: case 1: unknown key 'resolutoin'; did you mean 'resolution'?" in done.stderr
+
+
+@pytest.mark.parametrize("args", [("report",), ("compare", "eager", "bcg"), ("run", "--resume")], ids=" ".join)
+def test_a_journal_of_a_newer_schema_is_refused_and_kept(results: Path, args: tuple[str, ...], fake_worker):
+    """One message that says to upgrade, exit code 2, and the file untouched."""
+    (journal,) = results.glob("*/journal.jsonl")
+    newer = journal.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1)
+    journal.write_text(newer, encoding="utf-8")
+    done = invoke(*args, "--results", results)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "schema 99, this one reads up to 1): upgrade" in done.stderr
+    assert journal.read_text(encoding="utf-8") == newer
+
+
+def test_an_unreadable_run_does_not_hide_the_others(results: Path):
+    """`list runs` names what it cannot read."""
+    later = stored(results, make.record(), run_id="20261130T000000Z-smoke-1b2c3d4e") / "journal.jsonl"
+    later.write_text(later.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1))
+    done = invoke("list", "runs", "--results", results, "--json")
+    assert [row["run"] for row in json.loads(done.stdout)] == [make.RUN_ID, "20261130T000000Z-smoke-1b2c3d4e"]
+    assert "upgrade" in json.loads(done.stdout)[1]["models"]
+
+
+def test_a_journal_cut_off_within_a_line_is_shown_as_unfinished(results: Path):
+    """What was written whole is reported, what is missing is named, and no PASS stands over a part."""
+    (journal,) = results.glob("*/journal.jsonl")
+    with journal.open("r+b") as file:
+        file.truncate(journal.stat().st_size - 50)
+    done = invoke("report", "--results", results)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("UNFINISHED: 1 case; 1 arm not run (graph); bcg against eager FASTER")
+    assert f"not finished: finish it with `bcgbench run --resume {make.RUN_ID}`" in " ".join(done.stdout.split())
 
 
 def test_an_unwritable_results_folder_is_said_before_anything_runs(tmp_path: Path, fake_worker):
@@ -435,6 +489,13 @@ def test_compare_of_arms_that_were_not_run_names_those_that_were(results: Path):
     assert "arms measured: eager, bcg, graph" in done.stderr
 
 
+def test_compare_names_the_nearest_arm(results: Path):
+    """A misspelt arm beside a known one is no run."""
+    done = invoke("compare", "eager", "bgc", "--results", results)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown arm 'bgc'; did you mean 'bcg'?")
+
+
 def test_two_runs_are_compared_arm_by_arm(results: Path):
     """Equal arms of equal cases, with the reason why drift may pass for a change."""
     later = "20261130T000000Z-smoke-1b2c3d4e"
@@ -491,7 +552,8 @@ def test_plan_sums_time_and_names_the_largest_memory():
     """One line per case, then the sum."""
     done = invoke("plan", "--model", "Qwen/Qwen-Image", "--res", "512x512", "--res", "1024x1024")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("2 cases: about ")
+    assert "\n2 cases: about " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
     document = json.loads(invoke("plan", "--model", "tiny/qwen-image", "--json").stdout)
     assert document["duration_s"] == sum(case["duration_s"] for case in document["cases"])
 
@@ -510,6 +572,7 @@ def test_doctor_fails_only_with_strict(monkeypatch: pytest.MonkeyPatch):
     assert invoke("doctor").exit_code == 0
     assert invoke("doctor", "--strict").exit_code == 7
     assert "no CUDA device" in invoke("doctor").stdout
+    assert "cannot measure speed on the GPU: GPU" in invoke("doctor").stdout
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
@@ -530,15 +593,15 @@ def test_a_bare_resume_means_the_latest(given: list[str], filled: list[str]):
 
 
 def test_plain_progress_writes_at_most_one_line_per_period():
-    """A log of a long run stays readable; the second case is numbered even if its first event fell in between."""
+    """A log of a long run stays readable, and every line names its case."""
     stream, now = io.StringIO(), iter([0.0, 1.0, 9.9, 10.0, 25.0])
-    shown = cli_progress.PlainDisplay(stream, total=2, clock=lambda: next(now))
+    shown = cli_progress.PlainDisplay(stream, names={"a": "[1/2] A", "b": "[2/2] B"}, clock=lambda: next(now))
     for case in ("a", "a", "b", "b", "b"):
         shown(make.progress(case=case))
     assert stream.getvalue().splitlines() == [
-        "[1/2] a measure bcg 3/10 step 7, about 12.00 s left",
-        "[2/2] b measure bcg 3/10 step 7, about 12.00 s left",
-        "[2/2] b measure bcg 3/10 step 7, about 12.00 s left",
+        "[1/2] A: measure bcg 3/10 step 7, about 12 s left",
+        "[2/2] B: measure bcg 3/10 step 7, about 12 s left",
+        "[2/2] B: measure bcg 3/10 step 7, about 12 s left",
     ]
 
 
@@ -550,7 +613,7 @@ def test_progress_fits_its_stream():
             return True
 
     kinds = [
-        type(cli_progress.display(stream, quiet=quiet, total=1)).__name__
+        type(cli_progress.display(stream, quiet=quiet, cases=())).__name__
         for stream, quiet in ((Terminal(), True), (io.StringIO(), False), (Terminal(), False))
     ]
     assert kinds == ["SilentDisplay", "PlainDisplay", "LiveDisplay"]
@@ -564,10 +627,10 @@ def test_the_live_line_shows_case_stage_and_arm():
             return True
 
     stream = Terminal()
-    with cli_progress.LiveDisplay(stream, total=3) as shown:
-        shown(make.progress(case="some-case"))
+    with cli_progress.LiveDisplay(stream, names=cli_progress.case_names((make.case(),))) as shown:
+        shown(make.progress(case=make.case().key))
         shown._bar.refresh()
-    assert "[1/3] some-case measure bcg 3/10 step 7" in stream.getvalue()
+    assert "[1/1] Qwen/Qwen-Image @ 512x512: measure bcg 3/10 step 7" in stream.getvalue()
 
 
 def test_quiet_prints_no_progress(tmp_path: Path, fake_worker):

@@ -23,7 +23,7 @@ def test_outputs_that_differ_exit_3_even_when_faster() -> None:
     """A wrong picture outranks every speed; the phrase gives size, place and first call."""
     found = compare(record(), graph_record(fidelity=(inexact(),)))
     assert (found.speed, found.exact, found.exit_code) == ("FASTER", False, 3)
-    assert found.fidelity == "differs: max 3, 52.0 dB at image 0; 28 of 40 calls, first call 12"
+    assert found.fidelity == "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12"
     assert codes(found) == ["outputs-differ"]
 
 
@@ -69,7 +69,8 @@ def test_a_graph_no_worse_than_eager_against_itself_is_fine() -> None:
     """The phrase names the floor; `exact` stays False and the exit code 0."""
     found = compare(unstable(), graph_record(fidelity=(inexact(),)))
     assert (found.exact, found.exit_code) == (False, 0)
-    assert "no worse than eager (eager itself is not repeatable: differs: max 3, 52.0 dB" in found.fidelity
+    floor = "no worse than eager (eager itself is not repeatable: differs: max difference 3, PSNR 52.0 dB in image 0"
+    assert floor in found.fidelity
 
 
 def test_a_graph_worse_than_the_floor_exits_3() -> None:
@@ -130,7 +131,7 @@ def test_the_floor_can_be_handed_in() -> None:
 def test_padding_is_reported_and_is_no_error() -> None:
     """Worst image with its size, whichever arm asked the question; exit 0."""
     padded = record(fidelity=(inexact(question="padding"),))
-    assert compare(padded, graph_record()).padding == "max 3, 52.0 dB at image 0"
+    assert compare(padded, graph_record()).padding == "max difference 3, PSNR 52.0 dB in image 0"
     assert compare(padded, graph_record()).exit_code == 0
     assert compare(record(fidelity=()), graph_record()).padding == ""
 

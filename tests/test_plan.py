@@ -68,9 +68,21 @@ def test_video_counts_frames():
 
 
 def test_an_estimate_says_what_it_leaves_out():
-    """Text encoder and download of released weights; speed on a tape."""
-    assert plan.estimate(make.case(), FACTS).notes == ("text encoder and download not included",)
-    assert plan.estimate(make.case(device="cpu", weights="random"), FACTS).notes == ("tape: no speed",)
+    """The download of released weights; speed on a CPU."""
+    (note,) = plan.estimate(make.case(), FACTS).notes
+    assert note == "time to download pretrained weights is not included"
+    (note,) = plan.estimate(make.case(device="cpu", weights="random"), FACTS).notes
+    assert "no speed" in note
+
+
+def test_the_text_encoder_counts_with_pretrained_weights_only():
+    """The same memory that `run` asks for: random weights load no text encoder."""
+    plain = plan.estimate(make.case(), FACTS)
+    full = plan.estimate(make.case(), FACTS, text_encoder_bytes=8_000_000_000)
+    assert full.memory_bytes - plain.memory_bytes == 8_000_000_000
+    assert full.duration_s > plain.duration_s
+    synthetic = make.case(weights="random")
+    assert plan.estimate(synthetic, FACTS, text_encoder_bytes=8_000_000_000) == plan.estimate(synthetic, FACTS)
 
 
 def test_planning_imports_no_torch():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bcgbench import cli_compare
 from bcgbench.errors import UsageError
-from bcgbench.reports import REPORTS, base, formats, markdown, markdown_syntax, renderer
+from bcgbench.reports import REPORTS, base, formats, headline, markdown, markdown_syntax, renderer
 from bcgbench.reports.base import Report
 from bcgbench.types import Record
 from tests import factories as make
@@ -111,7 +111,7 @@ def test_redaction_takes_paths_and_leaves_model_ids(text: str, expected: str):
 
 def test_the_first_line_of_a_good_run_says_speed_outputs_and_replays():
     """One line tells a reviewer everything that decides."""
-    line = base.overall(report_of(make.record(), make.graph_record()))
+    line = headline.overall(report_of(make.record(), make.graph_record()))
     assert (
         line
         == "PASS: 1 case; bcg against eager FASTER 2.00x [2.00, 2.00], n = 10 pairs; outputs exact; replays 560/560"
@@ -127,14 +127,15 @@ def test_several_cases_are_counted_by_verdict():
         make.record(case=other),
         make.graph_record(case=other, denoise_s=0.25),
     )
-    assert "2 cases; bcg against eager 2 FASTER (2.00x to 4.00x); outputs exact" in base.overall(report_of(*records))
+    line = headline.overall(report_of(*records))
+    assert "2 cases; bcg against eager 2 FASTER (2.00x to 4.00x); outputs exact" in line
 
 
 def test_different_outputs_come_before_a_speedup():
     """A wrong picture twice as fast is a failure."""
     report = report_of(make.record(), make.graph_record(fidelity=(make.inexact(),)))
     assert base.exit_code(report) == 3
-    assert base.overall(report).startswith("OUTPUTS DIFFER: ")
+    assert headline.overall(report).startswith("OUTPUTS DIFFER: ")
 
 
 def test_a_slower_bcg_arm_fails_and_a_slower_baseline_does_not():
@@ -159,26 +160,26 @@ def test_a_failed_arm_sets_the_exit_code_by_its_own_reason():
     report = report_of(make.record(), failed)
     assert report.verdicts == ()
     assert base.exit_code(report) == 7
-    assert base.overall(report) == "FAILED: 1 case; 1 arm FAILED (bcg out-of-memory); no pair of arms to compare"
+    assert headline.overall(report) == "FAILED: 1 case; 1 arm FAILED (out-of-memory: bcg); no pair of arms to compare"
 
 
 def test_a_failed_arm_shows_in_the_first_line_beside_good_ones():
     """A reader of the first line alone learns that an arm is missing."""
     failed = make.graph_record(runner="graph", status="FAILED", reasons=(make.reason(code="out-of-memory"),))
-    line = base.overall(report_of(make.record(), make.graph_record(), failed))
-    assert line.startswith("FAILED: 1 case; 1 arm FAILED (graph out-of-memory); bcg against eager FASTER 2.00x")
+    line = headline.overall(report_of(make.record(), make.graph_record(), failed))
+    assert line.startswith("FAILED: 1 case; 1 arm FAILED (out-of-memory: graph); bcg against eager FASTER 2.00x")
 
 
 def test_no_record_is_exit_code_6():
     """An empty run is said to be empty."""
     assert base.exit_code(report_of()) == 6
-    assert base.overall(report_of()).startswith("NOTHING MEASURED")
+    assert headline.overall(report_of()).startswith("NOTHING MEASURED")
 
 
 def test_a_run_of_one_arm_has_no_verdict_and_is_fine():
     """Nothing was asked to be compared, so nothing failed."""
     assert base.exit_code(report_of(make.record())) == 0
-    assert base.overall(report_of(make.record())) == "PASS: 1 case; no pair of arms to compare"
+    assert headline.overall(report_of(make.record())) == "PASS: 1 case; no pair of arms to compare"
 
 
 # --- table ----------------------------------------------------------------------------------------------------------
@@ -202,6 +203,39 @@ def test_the_table_shows_times_with_units_and_the_proof_of_replay():
     assert rows["replays/expected"] == "560/560"
     assert rows["outputs"] == "exact"
     assert re.search(r"captures +no graph +2 -> 2 -> 2 -> 2", text)
+
+
+def test_arms_that_failed_alike_share_one_line_and_no_column():
+    """One fault of the machine is told once, not per arm and metric."""
+    fault = {"status": "FAILED", "reasons": (make.reason(code="environment", text="no GPU here"),), "samples": ()}
+    records = (make.record(**fault), make.graph_record(**fault), make.graph_record(runner="graph", **fault))
+    text = renderer("table")(report_of(*records))
+    assert text.startswith("FAILED: 1 case; 3 arms FAILED (environment: eager, bcg, graph); no pair of arms")
+    assert "  eager, bcg, graph FAILED: environment: no GPU here\n" in text
+    assert "n/a" not in text
+    assert text.count("no GPU here") == 1
+
+
+def test_a_tape_run_says_of_each_pair_only_what_a_tape_can_say():
+    """Outputs; that nothing was timed stands once, below the metrics."""
+    text = renderer("table")(tape())
+    assert "  bcg against eager: outputs exact; padding changes nothing\n" in text
+    assert text.startswith("PASS: 1 case; speed not timed on a CPU; outputs exact; replays 560/560")
+    assert text.count("carries no speed") == 1
+    assert "hook" not in text
+
+
+def test_four_arms_with_intervals_fit_on_single_lines():
+    """An interval that is folded reads as two values."""
+    arms = [make.graph_record(runner=runner, denoise_s=0.1494) for runner in ("bcg", "graph", "eager-padded")]
+    text = renderer("table")(report_of(make.record(denoise_s=0.1494), *arms))
+    assert re.search(r"95 % interval +(\[[\d.]+, [\d.]+\] ms *){4}\n", text)
+
+
+def test_arms_that_were_asked_for_and_not_run_are_no_pass():
+    """A run that was cut off is not fine only because what is left of it is."""
+    report = usual(missing=((make.case().key, "compile"),))
+    assert headline.overall(report).startswith("UNFINISHED: 1 case; 1 arm not run (compile); bcg against eager FASTER")
 
 
 @pytest.mark.parametrize("name", ["table", "markdown"])

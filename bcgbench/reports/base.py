@@ -1,4 +1,4 @@
-"""What every format shares: the Report value, its cases, the overall verdict, redaction. No layout here."""
+"""What every format shares: the Report value, its cases, exit code, phrases, redaction. No layout here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from bcgbench.metrics import METRICS
 from bcgbench.reports import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from bcgbench.types import Case, Engagement, Reason, Record, RunInfo, Verdict
 
 BASELINES = ("eager", "eager-padded", "untouched")
@@ -24,17 +22,6 @@ PROFILE_METRICS = frozenset({"launches_per_step", "kernels_per_step", "gpu_busy"
 
 TINY = "tiny/"
 """Ids of models that exist only with seeded random weights."""
-
-OUTCOMES = {
-    0: "PASS",
-    1: "SLOWER",
-    3: "OUTPUTS DIFFER",
-    4: "INVALID",
-    5: "INCONCLUSIVE",
-    6: "NOTHING MEASURED",
-    7: "FAILED",
-}
-"""Exit code -> the words a report opens with."""
 
 _URL_OR_PRIVATE = re.compile(
     r"(?P<url>https?://\S+)"
@@ -55,6 +42,8 @@ class Report:
     """Sentences for the reader, e.g. that a run was interrupted."""
     strict: bool = False
     """Whether an inconclusive verdict counts as a failure (exit code 5)."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """Case key and runner of every arm that was asked for and has no record, where that was to be expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +126,6 @@ def exit_code(report: Report) -> int:
     return judge.worst(codes)
 
 
-def overall(report: Report) -> str:
-    """The first line of a report: outcome, then speed, outputs and graph use over all deciding verdicts."""
-    outcome = OUTCOMES.get(exit_code(report), "FAILED")
-    verdicts = gating(report)
-    judged = (_speed_summary(verdicts), _fidelity_summary(verdicts)) if verdicts else ("no pair of arms to compare",)
-    parts = (formats.plural(len(views(report)), "case"), *_bad_arms(report, verdicts), *judged, _replay_summary(report))
-    return f"{outcome}: " + "; ".join(part for part in parts if part)
-
-
 def speed_phrase(verdict: Verdict) -> str:
     """`FASTER 2.64x [2.60, 2.68], n = 10 pairs`, or why there is no ratio."""
     if verdict.speed == "NOT-TIMED":
@@ -182,7 +162,7 @@ def metric_text(view: CaseView, record: Record | None, name: str) -> str:
     if record is None:
         return formats.missing("arm not run")
     metric = METRICS[name]
-    is_time = metric.unit == "s"
+    is_time = metric.unit == "s" or name in HOOK_METRICS  # a share of a time that means nothing means nothing
     if is_time and not view.timed:
         return formats.NOT_TIMED
     if is_time and record.status != "OK":  # an invalid time is in the JSON, never where it could be quoted
@@ -215,9 +195,9 @@ def why_missing(record: Record, name: str) -> str:
         return "not hooked"
     if name in GRAPH_METRICS and record.backend == "none":
         return "no graph"
-    if name in PROFILE_METRICS and record.profile is None:
-        return "not profiled"
-    return "CPU run" if record.case.device == "cpu" else "not recorded"
+    if record.case.device == "cpu":
+        return "CPU run"
+    return "not profiled" if name in PROFILE_METRICS and record.profile is None else "not recorded"
 
 
 def first_reason(record: Record) -> str:
@@ -244,49 +224,3 @@ def redact(text: str) -> str:
         return "<path>" if match["path"] else "<login>"
 
     return _URL_OR_PRIVATE.sub(replace, text)
-
-
-def _bad_arms(report: Report, verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    """`2 arms FAILED (bcg out-of-memory, graph out-of-memory)`; INVALID ones only where no verdict tells of them."""
-    for status in ("FAILED", "SKIPPED") if verdicts else ("FAILED", "INVALID", "SKIPPED"):
-        bad = [f"{r.runner} {first_reason(r).split(':')[0]}" for r in report.records if r.status == status]
-        if bad:
-            yield f"{formats.plural(len(bad), 'arm')} {status} ({', '.join(dict.fromkeys(bad))})"
-
-
-def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:
-    by_arms: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_arms.setdefault(f"{verdict.b} against {verdict.a}", []).append(verdict)
-    return "; ".join(f"{arms} {_speeds(group)}" for arms, group in by_arms.items())
-
-
-def _speeds(group: list[Verdict]) -> str:
-    if len(group) == 1:
-        return speed_phrase(group[0])
-    by_speed: dict[str, list[Verdict]] = {}
-    for verdict in group:
-        by_speed.setdefault(verdict.speed, []).append(verdict)
-    return ", ".join(f"{len(same)} {speed}{_ratio_span(same)}" for speed, same in by_speed.items())
-
-
-def _ratio_span(group: list[Verdict]) -> str:
-    centres = sorted(verdict.ratio.centre for verdict in group if verdict.ratio)
-    if not centres or group[0].speed not in ("FASTER", "SLOWER"):
-        return ""
-    low, high = formats.ratio(centres[0]), formats.ratio(centres[-1])
-    return f" ({low})" if low == high else f" ({low} to {high})"
-
-
-def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
-    judged = [verdict for verdict in verdicts if verdict.exact is not None]
-    if not judged:
-        return "outputs not judged"
-    exact = sum(verdict.exact is True for verdict in judged)
-    return "outputs exact" if exact == len(judged) == len(verdicts) else f"outputs exact in {exact} of {len(verdicts)}"
-
-
-def _replay_summary(report: Report) -> str:
-    proofs = [proof for record in report.records if (proof := proof_of(record))]
-    expected = sum(proof.expected_forwards for proof in proofs)
-    return f"replays {sum(proof.replays for proof in proofs)}/{expected}" if expected else ""

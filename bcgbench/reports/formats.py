@@ -44,6 +44,19 @@ def size(value_bytes: float) -> str:
     return f"{value_bytes / (least or 1):.{decimals}f} {unit}"
 
 
+def duration(value_s: float) -> str:
+    """`45 s`, `12 min`, `2.5 h`: an estimate has no digits to spare."""
+    if value_s < 90:  # noqa: PLR2004 - a minute and a half
+        return f"{value_s:.0f} s"
+    return f"{value_s / 60:.0f} min" if value_s < 5400 else f"{value_s / 3600:.1f} h"  # noqa: PLR2004
+
+
+def estimated_size(value_bytes: float) -> str:
+    """`50 GB`, `17 MB`: an estimate of memory."""
+    least, unit, _ = next(row for row in _SIZE_UNITS if abs(value_bytes) >= row[0])
+    return f"{value_bytes / (least or 1):.0f} {unit}"
+
+
 def ratio(value: float) -> str:
     """`2.64x`, and `1.004x` near one."""
     return f"{value:.{_ratio_decimals(value)}f}x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bcgbench.reports import base
+from bcgbench.reports import base, headline
 from bcgbench.store import to_json
 from bcgbench.types import SCHEMA_VERSION
 
@@ -18,7 +18,7 @@ def render(report: Report) -> str:
     document = {
         "schema_version": SCHEMA_VERSION,
         "exit_code": base.exit_code(report),
-        "outcome": base.overall(report),
+        "outcome": headline.overall(report),
         "run": to_json(report.info),
         "records": [to_json(record) for record in report.records],
         "verdicts": [to_json(verdict) for verdict in report.verdicts],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bcgbench.reports import base, formats
+from bcgbench.reports import base, formats, headline
 from bcgbench.reports.markdown_details import details
 from bcgbench.reports.markdown_syntax import escape, table
 
@@ -61,7 +61,7 @@ def render(report: Report) -> str:
     views = base.views(report)
     columns = SUMMARY_COLUMNS + PROOF_COLUMNS + GRAPH_COLUMNS
     parts = [
-        f"**{escape(base.overall(report))}**",
+        f"**{escape(headline.overall(report))}**",
         table(columns, [_summary_row(view) for view in views]),
         _caption(views),
         "**Every arm**",

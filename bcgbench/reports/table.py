@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bcgbench import stats
 from bcgbench.metrics import clock_of
-from bcgbench.reports import base, formats
+from bcgbench.reports import base, formats, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
-NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not profiled)"})
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)"})
 """A row of these alone says nothing; the line below the table says why."""
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
@@ -28,57 +28,82 @@ SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-
 
 def render(report: Report) -> str:
     """Overall verdict; per case the verdict of each pair of arms, then the metrics of every arm."""
-    parts = [_wrapped(base.overall(report), indent=2), *(_case(view) for view in base.views(report))]
+    parts = [first_line(report), *(_case(view) for view in base.views(report))]
     parts += [_wrapped(f"note: {base.redact(note)}", indent=6) for note in report.notes]
     return "\n\n".join(parts) + "\n"
 
 
+def first_line(report: Report) -> str:
+    """The overall verdict."""
+    return _wrapped(headline.overall(report), indent=2)
+
+
 def verdict_block(view: CaseView, verdict: Verdict) -> str:
     """One pair of arms: outputs first, then speed, then memory, then the proof that graphs ran, then reasons."""
-    lines = [
-        f"{view.name}: {verdict.b} against {verdict.a}",
-        _row("outputs", _outputs(verdict)),
-        _row("speed", base.speed_phrase(verdict)),
-        _row("memory", _memory(view, verdict)),
-    ]
+    lines = [_wrapped(f"{view.name}: {verdict.b} against {verdict.a}", indent=2), _row("outputs", _outputs(verdict))]
+    if view.timed:
+        lines += [_row("speed", base.speed_phrase(verdict)), _row("memory", _memory(view, verdict))]
     arm = view.arms.get(verdict.b)
     if arm is not None and base.proof_of(arm) is not None:
         lines.append(_row("graphs", base.replay_phrase(arm)))
-    lines += [_row("why", base.reason_text(reason)) for reason in verdict.reasons[:REASON_LIMIT]]
+    told = [reason for reason in verdict.reasons if reason.code != "not-timed"]  # the line below the metrics says it
+    lines += [_row("why", base.reason_text(reason)) for reason in told[:REASON_LIMIT]]
     return "\n".join(lines)
 
 
 def _case(view: CaseView) -> str:
     title = _wrapped(view.name + (" (synthetic weights)" if view.synthetic else ""), indent=4)
-    lines = [title, *(_verdict_line(view, verdict) for verdict in view.verdicts)]
-    lines += [
-        _wrapped(f"  {name} {record.status}: {base.reason_text(reason)}", indent=6)
+    verdicts = [
+        (verdict.b, _verdict_text(view, verdict)) for verdict in view.verdicts if view.timed or _of_eager(verdict)
+    ]
+    reasons = [
+        (name, f" {record.status}: {base.reason_text(reason)}")
         for name, record in view.arms.items()
         for reason in record.reasons[:REASON_LIMIT]
     ]
+    lines = [title, *_told_once(verdicts), *_told_once(reasons)]
     if not view.arms:
         return "\n".join([*lines, "  not run"])
-    return "\n".join([*lines, metrics_block(view)])
+    return "\n".join(part for part in (*lines, metrics_block(view)) if part)
+
+
+def _of_eager(verdict: Verdict) -> bool:
+    """Whether the pair has a baseline: without times, two graph arms side by side say nothing new."""
+    return base.runner_of(verdict.a) in base.BASELINES
+
+
+def _told_once(lines: list[tuple[str, str]]) -> Iterator[str]:
+    """`  bcg, graph FAILED: ...`: arms of which the same is to be said share a line."""
+    arms: dict[str, list[str]] = {}
+    for arm, text in lines:
+        arms.setdefault(text, []).append(arm)
+    for text, names in arms.items():
+        yield _wrapped(f"  {', '.join(names)}{text}", indent=6)
 
 
 def metrics_block(view: CaseView) -> str:
-    """The metrics of every arm of a case side by side."""
+    """The metrics of every measured arm of a case side by side; "" where none was."""
     lines = list(_arm_tables(view))
-    if not view.timed:
+    if lines and not view.timed:
         lines.append("  no times, launches or memory: a CPU (tape) run carries no speed")
     return "\n".join(lines)
 
 
-def _verdict_line(view: CaseView, verdict: Verdict) -> str:
-    parts = [f"outputs: {_outputs(verdict)}", f"speed: {base.speed_phrase(verdict)}", f"peak: {_memory(view, verdict)}"]
+def _verdict_text(view: CaseView, verdict: Verdict) -> str:
+    parts = [f"outputs {_outputs(verdict)}"]
+    if view.timed:
+        parts = [base.speed_phrase(verdict), *parts, f"peak memory {_memory(view, verdict)}"]
     new = [reason for reason in verdict.reasons if reason.code not in SAID_ALREADY]
     why = "".join(f"; {base.reason_text(reason)}" for reason in new[:REASON_LIMIT])
-    return _wrapped(f"  {verdict.b} against {verdict.a}: " + " | ".join(parts) + why, indent=6)
+    return f" against {verdict.a}: " + " | ".join(parts) + why
 
 
 def _outputs(verdict: Verdict) -> str:
     phrase = base.redact(base.one_line(verdict.fidelity)) or "not judged"
-    return f"{phrase}; padding: {base.one_line(verdict.padding)}" if verdict.padding else phrase
+    if not verdict.padding:
+        return phrase
+    padding = base.one_line(verdict.padding)
+    return f"{phrase}; " + ("padding changes nothing" if padding == "exact" else f"padding alone: {padding}")
 
 
 def _memory(view: CaseView, verdict: Verdict) -> str:
@@ -95,10 +120,10 @@ def _arm_tables(view: CaseView) -> Iterator[str]:
     from rich.console import Console
     from rich.table import Table
 
-    arms = list(view.arms)
+    arms = [name for name, record in view.arms.items() if record.status not in ("FAILED", "SKIPPED")]
     for start in range(0, len(arms), ARMS_PER_TABLE):
         labels = arms[start : start + ARMS_PER_TABLE]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
         table.add_column("")
         for name in labels:
             table.add_column(base.one_line(name), justify="right", overflow="fold")
@@ -150,7 +175,7 @@ def _exactness(_: CaseView, record: Record) -> str:
         return "not judged"
     answers = {answer.question: answer.exact for answer in record.fidelity}
     if "graph" not in answers:
-        return "not judged" if record.backend != "none" else "reference"
+        return "reference" if record.runner in ("eager", "eager-padded") else "not judged"
     return "exact" if answers["graph"] else "differ"
 
 

@@ -1,0 +1,100 @@
+"""The first line of a report: the outcome in words, then speed, outputs and graph use over all deciding verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bcgbench.reports import base, formats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bcgbench.reports.base import Report
+    from bcgbench.types import Verdict
+
+OUTCOMES = {
+    0: "PASS",
+    1: "SLOWER",
+    3: "OUTPUTS DIFFER",
+    4: "INVALID",
+    5: "INCONCLUSIVE",
+    6: "NOTHING MEASURED",
+    7: "FAILED",
+}
+"""Exit code -> the words a report opens with."""
+
+UNFINISHED = "UNFINISHED"
+"""Instead of PASS where arms that were asked for have no record: what is there is fine, and it is not the run."""
+
+
+def overall(report: Report) -> str:
+    """`PASS: 1 case; bcg against eager FASTER 2.64x [2.60, 2.68], n = 10 pairs; outputs exact; replays 400/400`."""
+    code = base.exit_code(report)
+    outcome = UNFINISHED if report.missing and code == 0 else OUTCOMES.get(code, "FAILED")
+    verdicts = base.gating(report)
+    judged = (_speed_summary(verdicts), _fidelity_summary(verdicts)) if verdicts else ("no pair of arms to compare",)
+    parts = (
+        formats.plural(len(base.views(report)), "case"),
+        *_bad_arms(report, verdicts),
+        _missing(report),
+        *judged,
+        _replay_summary(report),
+    )
+    return f"{outcome}: " + "; ".join(part for part in parts if part)
+
+
+def _missing(report: Report) -> str:
+    arms = ", ".join(dict.fromkeys(arm for _, arm in report.missing))
+    return f"{formats.plural(len(report.missing), 'arm')} not run ({arms})" if report.missing else ""
+
+
+def _bad_arms(report: Report, verdicts: tuple[Verdict, ...]) -> Iterator[str]:
+    """`2 arms FAILED (out-of-memory: bcg, graph)`; INVALID ones only where no verdict tells of them."""
+    for status in ("FAILED", "SKIPPED") if verdicts else ("FAILED", "INVALID", "SKIPPED"):
+        bad = [record for record in report.records if record.status == status]
+        by_reason: dict[str, dict[str, None]] = {}
+        for record in bad:
+            by_reason.setdefault(base.first_reason(record).partition(":")[0], {})[record.runner] = None
+        if bad:
+            reasons = "; ".join(f"{code}: {', '.join(runners)}" for code, runners in by_reason.items())
+            yield f"{formats.plural(len(bad), 'arm')} {status} ({reasons})"
+
+
+def _speed_summary(verdicts: tuple[Verdict, ...]) -> str:
+    if all(verdict.speed == "NOT-TIMED" for verdict in verdicts):
+        return "speed not timed on a CPU"
+    by_arms: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_arms.setdefault(f"{verdict.b} against {verdict.a}", []).append(verdict)
+    return "; ".join(f"{arms} {_speeds(group)}" for arms, group in by_arms.items())
+
+
+def _speeds(group: list[Verdict]) -> str:
+    if len(group) == 1:
+        return base.speed_phrase(group[0])
+    by_speed: dict[str, list[Verdict]] = {}
+    for verdict in group:
+        by_speed.setdefault(verdict.speed, []).append(verdict)
+    return ", ".join(f"{len(same)} {speed}{_ratio_span(same)}" for speed, same in by_speed.items())
+
+
+def _ratio_span(group: list[Verdict]) -> str:
+    centres = sorted(verdict.ratio.centre for verdict in group if verdict.ratio)
+    if not centres or group[0].speed not in ("FASTER", "SLOWER"):
+        return ""
+    low, high = formats.ratio(centres[0]), formats.ratio(centres[-1])
+    return f" ({low})" if low == high else f" ({low} to {high})"
+
+
+def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
+    judged = [verdict for verdict in verdicts if verdict.exact is not None]
+    if not judged:
+        return "outputs not judged"
+    exact = sum(verdict.exact is True for verdict in judged)
+    return "outputs exact" if exact == len(judged) == len(verdicts) else f"outputs exact in {exact} of {len(verdicts)}"
+
+
+def _replay_summary(report: Report) -> str:
+    proofs = [proof for record in report.records if (proof := base.proof_of(record))]
+    expected = sum(proof.expected_forwards for proof in proofs)
+    return f"replays {sum(proof.replays for proof in proofs)}/{expected}" if expected else ""
