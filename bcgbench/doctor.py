@@ -21,7 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-GIB = 1 << 30
+GB = 10**9
 OLDEST_PYTHON = (3, 11)
 BF16_CAPABILITY = (8, 0)
 HUB_TIMEOUT_S = 2.0
@@ -67,11 +67,11 @@ def examine(
         gpu,
         *(_of_gpu(check, name, torch, has_gpu=gpu.ok is True) for name, check in GPU_CHECKS.items()),
         _driver(driver),
-        _nvml(nvml_problem),
+        _nvml(nvml_problem, has_gpu=gpu.ok is True),
         _cuda_bindings(),
         _package("diffusers", remedy="pip install 'diffusers>=0.42'"),
         _package("transformers", remedy="pip install 'transformers>=5'"),
-        Check(name="host memory", ok=True, detail=f"{memory_bytes / GIB:.1f} GiB"),
+        Check(name="host memory", ok=True, detail=f"{memory_bytes / GB:.1f} GB"),
         _hub(hub, offline_by=offline_by),
         _results(results),
     ]
@@ -154,7 +154,7 @@ def _runs_on(arch: str, *, major: int, minor: int) -> bool:
 
 def _gpu_memory(torch: Any) -> Check:
     free, total = torch.cuda.mem_get_info()
-    detail = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    detail = f"{free / GB:.1f} of {total / GB:.1f} GB free"
     crowded = free < total / 2
     remedy = "other processes hold more than half of it: figures will be disturbed, and large models may not fit"
     return Check(name="GPU memory", ok=not crowded, detail=detail, remedy=remedy if crowded else "")
@@ -169,9 +169,11 @@ def _driver(version: str | None) -> Check:
     return Check(name="NVIDIA driver", ok=True, detail=version)
 
 
-def _nvml(problem: str) -> Check:
+def _nvml(problem: str, *, has_gpu: bool) -> Check:
     if not problem:
         return Check(name="NVML", ok=True, detail="clocks, power and throttle reasons are recorded")
+    if not has_gpu:
+        return Check(name="NVML", ok=None, detail=f"no GPU ({problem})")
     remedy = "runs work, without clocks and throttle reasons; pip install nvidia-ml-py, and let containers see NVML"
     return Check(name="NVML", ok=False, detail=problem, remedy=remedy)
 
@@ -212,6 +214,8 @@ def unreachable(url: str, *, timeout_s: float) -> str:
         except urllib.error.HTTPError as refusal:
             refusal.close()
             answers.put("")
+        except urllib.error.URLError as error:
+            answers.put(str(error.reason))
         except (OSError, ValueError, HTTPException) as error:
             answers.put(_first_line(error))
 

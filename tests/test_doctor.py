@@ -59,7 +59,7 @@ def test_a_machine_with_a_gpu_passes(tmp_path, torch_is):
     for name in ("GPU", "compute capability", "GPU memory", "NVIDIA driver", "NVML", "results folder"):
         assert (found[name].ok, found[name].remedy) == (True, "")
     assert found["GPU"].detail == "NVIDIA H200"
-    assert found["host memory"].detail == "64.0 GiB"
+    assert found["host memory"].detail == "68.7 GB"
 
 
 def test_without_a_gpu_the_reason_is_given(tmp_path, torch_is):
@@ -69,7 +69,7 @@ def test_without_a_gpu_the_reason_is_given(tmp_path, torch_is):
     assert found["GPU"].ok is False
     assert found["GPU"].detail == "Found no NVIDIA driver on your system."
     assert "CUDA build" in found["GPU"].text
-    assert [found[name].ok for name in ("compute capability", "GPU memory")] == [None, None]
+    assert [found[name].ok for name in ("compute capability", "GPU memory", "NVML")] == [None, None, None]
 
 
 def test_without_torch_the_rest_is_still_checked(tmp_path, torch_is):
@@ -120,7 +120,7 @@ def test_a_crowded_gpu_is_named(tmp_path, torch_is):
     """Neighbours disturb figures."""
     torch_is(fake_torch(free=20 * GIB))
     found = run(tmp_path)["GPU memory"]
-    assert (found.ok, found.detail) == (False, "20.0 of 141.0 GiB free")
+    assert (found.ok, found.detail) == (False, "21.5 of 151.4 GB free")
 
 
 def test_offline_is_a_choice_not_a_fault(tmp_path):
@@ -173,6 +173,7 @@ def test_an_unreachable_hub_says_what_still_works(tmp_path, no_proxy):
     found = run(tmp_path, hub="http://127.0.0.1:9", offline_by=None)["model hub"]
     assert found.ok is False
     assert "--weights random" in found.remedy
+    assert "urlopen" not in found.detail
 
 
 def test_a_malformed_hub_is_reported():
