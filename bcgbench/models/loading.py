@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import EnvironmentFault, UsageError
@@ -105,9 +106,9 @@ def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
         if local:
             raise EnvironmentFault(f"{source} could not be loaded: {reason}") from error
         raise EnvironmentFault(
-            f"The weights of {source} are neither in the hub's local cache nor reachable: {reason} "
-            "Give a local diffusers folder (as the model, or with --source), or run the same arithmetic on seeded "
-            "weights with --weights random."
+            f"The weights of {source} are neither in the hub's local cache nor can they be downloaded. Give a local "
+            "diffusers folder (as the model, or with --source), or run the same arithmetic on seeded weights with "
+            f"--weights random. The hub's client says: {shorten(reason, width=160, placeholder=' ...')}"
         ) from error
 
 

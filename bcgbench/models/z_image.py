@@ -123,7 +123,7 @@ Z_IMAGE = ZImage(
         steps=50,
         guidance=5.0,
         branches=1,
-        policy="captions to multiples of 32, pad mask from a length tensor",
+        policy="multiples of 32",
         transformer_parameters=6_154_908_736,
         memory_bytes=18_000_000_000,
     ),
