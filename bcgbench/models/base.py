@@ -62,6 +62,10 @@ class Adapter:
     """bf16 size of the text encoder, which only pretrained weights load."""
     breaks: tuple[str, ...] = ()
     """Dotted names that must run between graphs besides the attention."""
+    text_parts: tuple[str, ...] = ("tokenizer", "text_encoder")
+    """Pipeline arguments that turn a prompt into the denoiser's inputs: None with synthetic prompts."""
+    unused_parts: tuple[str, ...] = ()
+    """Pipeline arguments that no request needs; pretrained pipelines are loaded without them."""
 
     @property
     def default_buckets(self) -> tuple[int, ...]:
@@ -98,19 +102,22 @@ class Adapter:
         """Change a loaded pipeline, for all arms alike."""
 
     def tiny_text(self) -> dict[str, Any]:
-        """Tokenizer and text encoder of the tiny model, by pipeline argument."""
+        """The `text_parts` of the tiny model, by pipeline argument; a part left out is None."""
         raise NotImplementedError
 
     def assemble(self, build: Builder) -> Any:
         """A pipeline with seeded random weights; only a tiny one has a tokenizer and a text encoder."""
         import diffusers
+        from torch import nn
 
         parts = {name: build.model(part.kind, part.config, name=name) for name, part in self.networks.items()}
         scheduler = getattr(diffusers, self.scheduler.kind)(**self.scheduler.config)
-        text: dict[str, Any] = {"tokenizer": None, "text_encoder": None}
+        text: dict[str, Any] = dict.fromkeys(self.text_parts)
         if self.facts.tiny:
-            text = self.tiny_text()
-            text["text_encoder"].to(build.device, build.dtype)
+            text |= self.tiny_text()
+        for part in text.values():
+            if isinstance(part, nn.Module):
+                part.to(build.device, build.dtype)
         return getattr(diffusers, self.facts.pipeline)(**parts, **text, scheduler=scheduler)
 
     def options(self, case: Case, *, guidance: float) -> Arguments:
@@ -125,6 +132,11 @@ class Adapter:
     def embeddings(self, draw: Draw, *, tokens: int, stream: int, guidance: float) -> Arguments:
         """Arguments that carry a prompt of `tokens` tokens as embeddings, in place of `text`."""
         raise NotImplementedError
+
+    def drawn(self, pipe: Any, case: Case, *, prompt: int) -> Arguments:
+        """Arguments sampled from the case's seed before denoising; drawn once per prompt and shared by all arms."""
+        del pipe, case, prompt
+        return {}
 
     def count_tokens(self, pipe: Any, prompt: str) -> int:
         """Tokens of a prompt as they reach the transformer, before the pipeline's limit."""
@@ -157,6 +169,8 @@ class Session:
     load_s: float
     weights_bytes: int
     denoisers: dict[str, nn.Module]
+    drawn: tuple[Arguments, ...] = ()
+    """What the adapter sampled for each prompt before any arm ran."""
 
     def request(self, prompt: int, *, steps: int | None = None) -> Arguments:
         """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device.
@@ -177,6 +191,7 @@ class Session:
         return {
             **adapter.options(case, guidance=guidance),
             **text,
+            **(self.drawn[prompt] if self.drawn else {}),
             "num_inference_steps": steps,
             "generator": torch.Generator("cpu").manual_seed(case.seed),
             "output_type": "np",
@@ -243,10 +258,12 @@ def load(case: Case) -> Session:
     token_counts, token_source = _token_counts(case, adapter, pipe)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    load_s = time.perf_counter() - began
+    drawn = tuple(adapter.drawn(pipe, case, prompt=prompt) for prompt in range(len(case.prompts)))
     return Session(
         adapter=adapter, pipe=pipe, case=case, device=device, dtype=dtype, synthetic=synthetic,
-        token_counts=token_counts, token_source=token_source, load_s=time.perf_counter() - began,
-        weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe),
+        token_counts=token_counts, token_source=token_source, load_s=load_s,
+        weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe), drawn=drawn,
     )  # fmt: skip
 
 

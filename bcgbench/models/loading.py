@@ -100,7 +100,8 @@ def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
     if local:
         _check_class(Path(source), adapter=adapter)
     try:
-        return DiffusionPipeline.from_pretrained(source, dtype=dtype, local_files_only=local)
+        unused = dict.fromkeys(adapter.unused_parts)
+        return DiffusionPipeline.from_pretrained(source, dtype=dtype, local_files_only=local, **unused)
     except (OSError, HfHubHTTPError) as error:
         reason = str(error).strip().split("\n")[0]
         if local:
