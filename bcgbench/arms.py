@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
-from bcgbench.engine.buffers import version
+from bcgbench.engine.buffers import copy_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.measure import time_call
@@ -275,9 +275,9 @@ class Tracer:
             return leaf
         count = version(leaf)
         if count is None:
-            return leaf.clone()
+            return copy_strided(leaf)
         # the source is kept beside its copy, so that its identity cannot be reused
-        _, copy = self._kept.setdefault((id(leaf), count), (leaf, leaf.clone()))
+        _, copy = self._kept.setdefault((id(leaf), count), (leaf, copy_strided(leaf)))
         return copy
 
     @contextlib.contextmanager

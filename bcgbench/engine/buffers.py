@@ -74,6 +74,13 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def copy_strided(tensor: Tensor) -> Tensor:
+    """A copy of equal strides, where `Tensor.clone` makes an expanded tensor dense: that has another signature."""
+    copy = empty_like_strided(tensor, tensor.device)
+    _dense(copy).copy_(_dense(tensor))
+    return copy
+
+
 def version(tensor: Tensor) -> int | None:
     """torch's in-place counter; None for an inference tensor, which has none and so counts as always changed."""
     return None if tensor.is_inference() else tensor._version
