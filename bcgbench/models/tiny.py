@@ -30,6 +30,13 @@ QWEN_CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% endif -%}"""
+GLM_SPECIAL = ("<pad>", "<|image|>", "<sop>", "<eop>", "<|dit_token_16384|>", "[gMASK]", "<|user|>", "<|assistant|>")
+GLM_CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}<|image|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endfor -%}"""
 GEMMA_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
 
 
@@ -112,3 +119,58 @@ def gemma2(vocabulary: int, *, width: int = 8) -> Any:
         bos_token_id=2, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
     return Gemma2Model(config)
+
+
+def t5_encoder(*, width: int = 32) -> Any:
+    """A two-layer T5 encoder over ByT5's 384 byte tokens; `ByT5Tokenizer()` itself needs no files."""
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(T5Config(vocab_size=384, d_model=width, d_kv=8, d_ff=32, num_layers=2, num_heads=2))
+
+
+def glm_image_processor() -> Any:
+    """GLM-Image's processor with a tokenizer of about 420 tokens and the image processor that needs no torchvision.
+
+    Its named tokens are given as extra special ones: plain attributes are lost when a pipeline is saved.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GlmImageProcessor, PreTrainedTokenizerFast
+    from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    vocabulary, merges = _train(trained, CORPUS, special=GLM_SPECIAL, alphabet=alphabet, size=420)
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<|dit_token_16384|>",
+        additional_special_tokens=list(GLM_SPECIAL[1:]),
+        extra_special_tokens={"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
+    )  # fmt: skip
+    images = GlmImageImageProcessorPil()
+    return GlmImageProcessor(image_processor=images, tokenizer=tokenizer, chat_template=GLM_CHAT_TEMPLATE)
+
+
+def glm_image_ar(*, codebook: int = 128) -> Any:
+    """A two-layer GLM-Image autoregressive model that samples image tokens below `codebook`."""
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+
+    text = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "vocab_size": 512, "vision_vocab_size": codebook, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+        "eos_token_id": codebook - 1, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "image_size": 32, "patch_size": 8, "intermediate_size": 32}
+    quantizer = {"embed_dim": 32, "num_embeddings": codebook, "latent_channels": 32}
+    config = GlmImageConfig(
+        text_config=text, vision_config=vision, vq_config=quantizer, image_token_id=1,
+        image_start_token_id=codebook - 2, image_end_token_id=codebook - 1,
+    )  # fmt: skip
+    model = GlmImageForConditionalGeneration(config)
+    # As initialised, all tokens are about equally likely whatever the prompt, and every prompt samples one prior.
+    model.lm_head.weight.data.mul_(20)
+    # Random weights would sample the end token early, and the pipeline could not reshape what is there.
+    model.generation_config.eos_token_id = None
+    return model

@@ -80,6 +80,11 @@ CALLS: dict[str, dict[str, Any]] = {
         "hidden_states": empty(1, 64, 64), "encoder_hidden_states": empty(1, 512, 16), "timestep": empty(1),
         "txt_ids": empty(512, 3), "img_ids": empty(64, 3),
     },
+    "tiny/glm-image": {
+        "hidden_states": empty(1, 4, 8, 8), "encoder_hidden_states": empty(1, 1, 32), "timestep": empty(1),
+        "prior_token_id": empty(1, 16, dtype=torch.int64), "prior_token_drop": empty(1, 16, dtype=torch.bool),
+        "target_size": empty(1, 2), "crop_coords": empty(1, 2),
+    },
 }  # fmt: skip
 HOST_CONSTANTS = {"tiny/qwen-image": 1}
 """Qwen-Image makes a tensor of its text length from a host int per forward and drops it; the engine hoists it."""

@@ -56,7 +56,10 @@ def test_a_session_describes_what_it_loaded(model: str):
     """Counts from the tokenizer, frozen weights in eval mode, bytes of all parts."""
     session = base.load(tiny_case(model))
     assert list(session.denoisers.values()) == [session.pipe.transformer]
-    assert session.token_counts[1] > session.token_counts[0] > 8
+    if model == "tiny/glm-image":  # its denoiser sees quoted text only, and one row where there is none
+        assert session.token_counts == (1, 1)
+    else:
+        assert session.token_counts[1] > session.token_counts[0] > 8
     assert not session.synthetic
     assert session.load_s > 0
     own = 4 * count_parameters(session.pipe.transformer)
