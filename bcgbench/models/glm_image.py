@@ -166,7 +166,7 @@ GLM_IMAGE = GlmImage(
         steps=50,
         guidance=1.5,
         branches=2,
-        policy="native length of quoted text",
+        policy="native glyph length",
         transformer_parameters=6_926_882_880,
         memory_bytes=21_000_000_000,
     ),
