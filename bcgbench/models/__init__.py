@@ -24,6 +24,8 @@ MODELS: dict[str, str] = {
     "Tongyi-MAI/Z-Image": "bcgbench.models.z_image:Z_IMAGE",
     "Tongyi-MAI/Z-Image-Turbo": "bcgbench.models.z_image:Z_IMAGE_TURBO",
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": "bcgbench.models.sana:SANA",
+    "Lightricks/LTX-2": "bcgbench.models.ltx2:LTX2",
+    "Lightricks/LTX-2.3": "bcgbench.models.ltx2:LTX23",
     "zai-org/GLM-Image": "bcgbench.models.glm_image:GLM_IMAGE",
     "meituan-longcat/LongCat-Image": "bcgbench.models.longcat_image:LONGCAT_IMAGE",
     "tiny/qwen-image": "bcgbench.models.qwen_image:TINY_QWEN_IMAGE",
@@ -31,6 +33,8 @@ MODELS: dict[str, str] = {
     "tiny/z-image": "bcgbench.models.z_image:TINY_Z_IMAGE",
     "tiny/z-image-turbo": "bcgbench.models.z_image:TINY_Z_IMAGE_TURBO",
     "tiny/sana1.5": "bcgbench.models.sana:TINY_SANA",
+    "tiny/ltx-2": "bcgbench.models.ltx2_tiny:TINY_LTX2",
+    "tiny/ltx-2.3": "bcgbench.models.ltx2_tiny:TINY_LTX23",
     "tiny/glm-image": "bcgbench.models.glm_image:TINY_GLM_IMAGE",
     "tiny/longcat-image": "bcgbench.models.longcat_image:TINY_LONGCAT_IMAGE",
 }

@@ -121,6 +121,26 @@ def gemma2(vocabulary: int, *, width: int = 8) -> Any:
     return Gemma2Model(config)
 
 
+def gemma3(vocabulary: int, *, width: int = 16) -> Any:
+    """A two-layer Gemma-3 with a vision tower that no prompt reaches: three hidden states of `width` channels."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {
+        "hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "vocab_size": vocabulary, "max_position_embeddings": 4096,
+        "sliding_window": 64, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 32, "patch_size": 8,
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=vocabulary - 1,
+        boi_token_index=vocabulary - 2, eoi_token_index=vocabulary - 3,
+    )  # fmt: skip
+    return Gemma3ForConditionalGeneration(config)
+
+
 def t5_encoder(*, width: int = 32) -> Any:
     """A two-layer T5 encoder over ByT5's 384 byte tokens; `ByT5Tokenizer()` itself needs no files."""
     from transformers import T5Config, T5EncoderModel

@@ -7,6 +7,7 @@ masking and padding errors.
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,11 +45,14 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def lay_out(kind: str, config: Mapping[str, Any]) -> nn.Module:
-    """The diffusers class `kind` in eval mode with parameters on the meta device: shapes without memory."""
+    """The diffusers class `kind` in eval mode with parameters on the meta device: shapes without memory.
+
+    A class that diffusers does not export at its top has its path there: `pipelines.ltx2.LTX2Vocoder`.
+    """
     import diffusers
 
     with _parameters_on_meta():
-        return getattr(diffusers, kind)(**config).eval()
+        return operator.attrgetter(kind)(diffusers)(**config).eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ PROMPTS = (
     "cube",
 )
 TINY = [name for name in models.MODELS if models.facts(name).tiny]
+HOST_READS = {"tiny/ltx-2.3": 2}
+"""Reads of a CPU tensor in a forward: free on a GPU, while the tape takes the tensor for device data and guards it."""
 PADDED_LIMIT = 1e-6
 """float32, outputs of about 2: padding may change the order of additions and nothing else."""
 
@@ -65,7 +67,8 @@ def test_graphs_replay_bit_exactly(model: str, dtype: str, tmp_path: Path):
             worst = padding.worst_call
             assert worst is None or worst.max_abs <= PADDED_LIMIT
     assert records["bcg"].engagement.segments == records["bcg"].engagement.breaks + 1
-    assert records["graph"].engagement.segments == 1
+    assert records["graph"].engagement.segments == 1 + HOST_READS.get(model, 0)
+    assert records["graph"].engagement.breaks == 0
     assert records["eager"].fidelity[0].exact
     assert {sample.runner for sample in samples} == {"eager", "bcg", "graph"}
     verdicts = [compare(records["eager"], records[name]) for name in ("bcg", "graph")]
