@@ -71,6 +71,7 @@ class Builder:
         model = lay_out(kind, config)
         generator = torch.Generator(self.device).manual_seed(self.seed + zlib.crc32(name.encode()))
         kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        stored = set(model.state_dict())
         for path, module in model.named_modules():
             for own, parameter in module.named_parameters(recurse=False):
                 dtype = torch.float32 if kept.intersection((*path.split("."), own)) else self.dtype
@@ -79,8 +80,9 @@ class Builder:
                 fill(drawn, module=module, name=own, generator=generator)
                 setattr(module, own, nn.Parameter(drawn.to(dtype), requires_grad=False))
             for own, buffer in module.named_buffers(recurse=False):
-                dtype = self.dtype if buffer.is_floating_point() else buffer.dtype
-                setattr(module, own, buffer.to(self.device, dtype))
+                # Loading casts what it reads; tables outside the checkpoint (RoPE frequencies) stay in float32.
+                cast = buffer.is_floating_point() and ".".join(filter(None, (path, own))) in stored
+                setattr(module, own, buffer.to(self.device, self.dtype if cast else buffer.dtype))
         return model
 
 

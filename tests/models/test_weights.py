@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import diffusers
 import pytest
 import torch
@@ -83,6 +85,19 @@ def test_bfloat16_weights_are_the_float32_ones_rounded():
     )
     for one, other in zip(single.parameters(), half.parameters(), strict=True):
         assert torch.equal(one.bfloat16(), other)
+
+
+def test_tables_outside_the_checkpoint_keep_their_precision(tmp_path: Path):
+    """As loading does it: RoPE frequencies rounded to bfloat16 would be another model's."""
+    part = adapter("tiny/sana-video").networks["transformer"]
+    built = Builder(device=CPU, dtype=torch.bfloat16, seed=0).model(part.kind, part.config, name="transformer")
+    built.save_pretrained(tmp_path)
+    loaded = type(built).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    tables = dict(loaded.named_buffers())
+    assert tables.keys() == {"rope.freqs_cos", "rope.freqs_sin"}
+    for name, table in built.named_buffers():
+        assert table.dtype == torch.float32
+        assert torch.equal(table, tables[name])
 
 
 def test_laying_out_restores_torch():
