@@ -125,6 +125,14 @@ class Adapter:
         del guidance
         return {"width": case.width_px, "height": case.height_px}
 
+    def sized(self, case: Case, *, tokens: int, steps: int) -> Arguments:
+        """Arguments that follow a prompt's tokens or the number of steps, where the pipeline leaves them to its caller.
+
+        All arms get the same.
+        """
+        del case, tokens, steps
+        return {}
+
     def text(self, prompt: str, *, guidance: float) -> Arguments:
         """Arguments that carry a prompt as text, with a negative prompt where guidance needs one."""
         raise NotImplementedError
@@ -183,13 +191,14 @@ class Session:
         steps = case.steps if steps is None else steps
         loading.check_steps(steps, adapter)
         guidance = adapter.facts.guidance if case.guidance is None else case.guidance
+        tokens = self.token_counts[prompt]
         if self.synthetic:
-            tokens = self.token_counts[prompt]
             text = adapter.embeddings(self._draw, tokens=tokens, stream=prompt + 1, guidance=guidance)
         else:
             text = adapter.text(case.prompts[prompt], guidance=guidance)
         return {
             **adapter.options(case, guidance=guidance),
+            **adapter.sized(case, tokens=tokens, steps=steps),
             **text,
             **(self.drawn[prompt] if self.drawn else {}),
             "num_inference_steps": steps,

@@ -194,3 +194,24 @@ def glm_image_ar(*, codebook: int = 128) -> Any:
     # Random weights would sample the end token early, and the pipeline could not reshape what is there.
     model.generation_config.eos_token_id = None
     return model
+
+
+def qwen3_vl(vocabulary: int, *, layers: int, width: int = 16) -> Any:
+    """A Qwen3-VL with its head; pipelines that tap a deep hidden state need as many layers."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    text = {
+        "hidden_size": width, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocabulary, "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [2, 1, 1]},
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": width,
+        "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+    }  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, image_token_id=3, video_token_id=4, vision_start_token_id=5,
+        vision_end_token_id=6,
+    )  # fmt: skip
+    return Qwen3VLForConditionalGeneration(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import replace
 from typing import Any
@@ -55,7 +56,8 @@ def test_another_seed_is_another_model_and_another_picture():
 def test_a_session_describes_what_it_loaded(model: str):
     """Counts from the tokenizer, frozen weights in eval mode, bytes of all parts."""
     session = base.load(tiny_case(model))
-    assert list(session.denoisers.values()) == [session.pipe.transformer]
+    assert session.denoisers["transformer"] is session.pipe.transformer
+    assert list(session.denoisers) == [name for name in session.adapter.networks if name.endswith("transformer")]
     if model == "tiny/glm-image":  # its denoiser sees quoted text only, and one row where there is none
         assert session.token_counts == (1, 1)
     else:
@@ -70,19 +72,26 @@ def test_a_session_describes_what_it_loaded(model: str):
 
 
 def traced(session: base.Session, prompt: int) -> list[dict[str, Any]]:
-    """Arguments of every transformer call of one request, by name."""
-    module, calls = session.pipe.transformer, []
-    original, signature = module.forward, inspect.signature(module.forward)
+    """Arguments of every denoiser call of one request, by name."""
+    calls: list[dict[str, Any]] = []
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append(dict(signature.bind(*args, **kwargs).arguments))
-        return original(*args, **kwargs)
+    def watched(original: Any) -> Any:
+        signature = inspect.signature(original)
 
-    module.forward = forward
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            calls.append(dict(signature.bind(*args, **kwargs).arguments))
+            return original(*args, **kwargs)
+
+        return forward
+
+    for module in session.denoisers.values():
+        module.forward = watched(module.forward)
     try:
         session.generate(prompt)
     finally:
-        del module.forward
+        for module in session.denoisers.values():
+            del module.forward
     return calls
 
 
