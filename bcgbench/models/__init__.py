@@ -28,6 +28,7 @@ MODELS: dict[str, str] = {
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": "bcgbench.models.sana_video:SANA_VIDEO",
     "Lightricks/LTX-2": "bcgbench.models.ltx2:LTX2",
     "Lightricks/LTX-2.3": "bcgbench.models.ltx2:LTX23",
+    "MiniMaxAI/MiniMax-H3": "bcgbench.models.minimax_h3:MINIMAX_H3",
     "zai-org/GLM-Image": "bcgbench.models.glm_image:GLM_IMAGE",
     "meituan-longcat/LongCat-Image": "bcgbench.models.longcat_image:LONGCAT_IMAGE",
     "tiny/qwen-image": "bcgbench.models.qwen_image:TINY_QWEN_IMAGE",
@@ -39,6 +40,7 @@ MODELS: dict[str, str] = {
     "tiny/sana-video": "bcgbench.models.sana_video:TINY_SANA_VIDEO",
     "tiny/ltx-2": "bcgbench.models.ltx2_tiny:TINY_LTX2",
     "tiny/ltx-2.3": "bcgbench.models.ltx2_tiny:TINY_LTX23",
+    "tiny/minimax-h3": "bcgbench.models.minimax_h3:TINY_MINIMAX_H3",
     "tiny/glm-image": "bcgbench.models.glm_image:TINY_GLM_IMAGE",
     "tiny/longcat-image": "bcgbench.models.longcat_image:TINY_LONGCAT_IMAGE",
 }

@@ -98,6 +98,13 @@ class Adapter:
         del folder
         return index.get("_class_name") == self.facts.pipeline
 
+    def from_pretrained(self, source: str, *, dtype: torch.dtype, local: bool) -> Any:
+        """The pipeline of a local folder or of a hub id, on the CPU; raises what diffusers and its hub client raise."""
+        from diffusers import DiffusionPipeline
+
+        unused = dict.fromkeys(self.unused_parts)
+        return DiffusionPipeline.from_pretrained(source, dtype=dtype, local_files_only=local, **unused)
+
     def prepare_pipeline(self, pipe: Any) -> None:
         """Change a loaded pipeline, for all arms alike."""
 

@@ -93,15 +93,13 @@ def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
 
     EnvironmentFault where neither the folder nor the hub nor its cache has the files.
     """
-    from diffusers import DiffusionPipeline
     from huggingface_hub.errors import HfHubHTTPError
 
     local = Path(source).is_dir()
     if local:
         _check_class(Path(source), adapter=adapter)
     try:
-        unused = dict.fromkeys(adapter.unused_parts)
-        return DiffusionPipeline.from_pretrained(source, dtype=dtype, local_files_only=local, **unused)
+        return adapter.from_pretrained(source, dtype=dtype, local=local)
     except (OSError, HfHubHTTPError) as error:
         reason = str(error).strip().split("\n")[0]
         if local:

@@ -73,15 +73,16 @@ class Builder:
         kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
         stored = set(model.state_dict())
         for path, module in model.named_modules():
+            whole = kept.intersection(path.split("."))
             for own, parameter in module.named_parameters(recurse=False):
-                dtype = torch.float32 if kept.intersection((*path.split("."), own)) else self.dtype
+                dtype = torch.float32 if whole or own in kept else self.dtype
                 # Drawn in float32, so that a bfloat16 model is the float32 model rounded.
                 drawn = torch.empty(parameter.shape, device=self.device)
                 fill(drawn, module=module, name=own, generator=generator)
                 setattr(module, own, nn.Parameter(drawn.to(dtype), requires_grad=False))
             for own, buffer in module.named_buffers(recurse=False):
                 # Loading casts what it reads; tables outside the checkpoint (RoPE frequencies) stay in float32.
-                cast = buffer.is_floating_point() and ".".join(filter(None, (path, own))) in stored
+                cast = buffer.is_floating_point() and ".".join(filter(None, (path, own))) in stored and not whole
                 setattr(module, own, buffer.to(self.device, self.dtype if cast else buffer.dtype))
         return model
 
