@@ -270,8 +270,8 @@ def test_smoke_covers_every_tiny_model_on_the_cpu():
     """What CI runs needs no GPU and leaves no adapter out."""
     cases = suite.expand(suite.load_suite("smoke"), facts=models.facts)
     assert {case.model for case in cases} == {name for name in models.MODELS if name.startswith("tiny/")}
-    assert {(c.device, c.dtype, c.resolution, c.steps, c.profile) for c in cases} == {
-        ("cpu", "float32", "32x32", 2, False)
+    assert {(c.device, c.dtype, c.width_px, c.height_px, c.steps, c.profile) for c in cases} == {
+        ("cpu", "float32", 32, 32, 2, False)
     }
 
 
