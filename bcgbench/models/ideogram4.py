@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bcgbench.models import tiny
 from bcgbench.models.base import Adapter, Arguments, Component, Draw
-from bcgbench.models.padding import OutsidePolicy, PadCache, choose_bucket
+from bcgbench.models.padding import OutsidePolicy, PadCache, choose_bucket, pad_to
 from bcgbench.types import ModelFacts
 
 if TYPE_CHECKING:
@@ -48,13 +48,17 @@ class Ideogram4(Adapter):
     def pad(self, arguments: Arguments, *, buckets: tuple[int, ...], cache: PadCache) -> Arguments:
         """The call as it is. OutsidePolicy where its text rows are no bucket: no warm-up stands for such a prompt.
 
-        Which rows are text stands in a tensor, read once per request and module.
+        Which rows are text stands in a tensor, read once per request and module. The image alone has none, but its
+        layout is slices of the whole one's, whose strides tell the bucket: made dense, one graph serves all buckets.
         """
         indicator = arguments["indicator"]
         rows = int(cache.get(indicator, "text rows", partial(_text_rows, indicator)))
         if buckets and rows and rows not in buckets:
             raise OutsidePolicy(f"prompt has {rows} tokens, the largest bucket is {max(buckets)}")
-        return arguments
+        if rows:
+            return arguments
+        layout = {name: arguments[name] for name in ("position_ids", "segment_ids", "indicator")}
+        return arguments | {name: cache.get(part, "dense", partial(_dense, part)) for name, part in layout.items()}
 
     def prepare_pipeline(self, pipe: Any) -> None:
         """Let `encode_prompt` take embeddings: the pipeline has no argument for them."""
@@ -108,6 +112,10 @@ def _text_rows(indicator: Tensor) -> Tensor:
     from diffusers.models.transformers.transformer_ideogram4 import OUTPUT_IMAGE_INDICATOR
 
     return (indicator[0] != OUTPUT_IMAGE_INDICATOR).sum().cpu()
+
+
+def _dense(part: Tensor) -> Tensor:
+    return pad_to(part, length=part.shape[1], dim=1)
 
 
 def _accepting_embeddings(pipe: Any) -> Any:

@@ -95,18 +95,24 @@ def test_a_bucket_without_its_mask_is_visibly_wrong(session: base.Session):
     assert (out - reference).abs().max() / reference.abs().max() > 1e-3
 
 
-def test_prompts_of_one_bucket_share_a_graph_and_the_image_alone_has_one(session: base.Session):
-    """One signature per module, size and bucket, whatever the prompts."""
-    wide = replace(session, case=tiny_case(buckets=(64,)))
+@pytest.mark.parametrize(("buckets", "graphs"), [((64,), 1), ((32, 64), 2)])
+def test_a_bucket_has_one_graph_and_the_image_alone_has_one_for_all(
+    session: base.Session, buckets: tuple[int, ...], graphs: int
+):
+    """The layout of the image alone is a slice of the whole one's: its strides would tell the prompt's bucket."""
+    wide = replace(session, case=tiny_case(buckets=buckets))
     tracer, arm = Tracer(Arm(RUNNERS["eager"], wide)), Arm(RUNNERS["bcg"], wide)
     with torch.no_grad():
         with tracer.recording():
             wide.generate(0)
             wide.generate(1)
         arm.prepare(tracer.calls)
-    assert {name: len(hook.graphed.cache.graphs) for name, hook in arm.hooks.items()} == {
-        "transformer": 1, "unconditional_transformer": 1,
-    }  # fmt: skip
+        with arm.attached():
+            wide.generate(0)
+            wide.generate(1)
+    assert (arm.counts.replays, arm.counts.fallbacks) == (8, 0)
+    held = {name: len(hook.graphed.cache.graphs) for name, hook in arm.hooks.items()}
+    assert held == {"transformer": graphs, "unconditional_transformer": 1}
     assert {graph.breaks for graph in arm.graphs} == {2}
 
 
@@ -129,8 +135,10 @@ def test_text_rows_are_read_once_per_request(session: base.Session, monkeypatch:
     calls, reads, memory = traced(session), [], PadCache()
     read = ideogram4._text_rows
     monkeypatch.setattr(ideogram4, "_text_rows", lambda indicator: reads.append(indicator) or read(indicator))
-    for _, call in calls:
-        assert session.adapter.pad(call, buckets=(32,), cache=memory) is call
+    for name, call in calls:
+        padded = session.adapter.pad(call, buckets=(32,), cache=memory)
+        assert padded is call or name == "unconditional_transformer"
+        assert all(torch.equal(padded[key], call[key]) for key in ("position_ids", "segment_ids", "indicator"))
     assert len(reads) == 2
     with pytest.raises(OutsidePolicy, match="prompt has 32 tokens, the largest bucket is 16"):
         session.adapter.pad(calls[0][1], buckets=(16,), cache=memory)
