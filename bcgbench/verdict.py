@@ -21,8 +21,9 @@ from bcgbench.outputs import answer, judge_outputs, padding_phrase, size_phrase,
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
 
-SEVERITY = (3, 4, 1, 7, 6, 5, 0)
-"""Exit codes, worst first: wrong pictures, unbelievable figures, slower, no environment, nothing, unclear, fine."""
+SEVERITY = (3, 4, 1, 2, 7, 6, 5, 0)
+"""Exit codes, worst first: wrong pictures, unbelievable figures, slower, bad input that only the model's process could
+see, no environment, nothing, unclear, fine."""
 _STATUS_EXIT = {"OK": 0, "INVALID": 4, "FAILED": 7, "SKIPPED": 6}
 _JUDGED = CODES | {"impossible-time", "timer-mismatch", "stages-do-not-add-up"}
 
@@ -136,7 +137,7 @@ def compare(
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     outputs = judge_outputs(b, rerun=answer((a, b), "rerun") or rerun, margin_db=thresholds.floor_margin_db)
     over = tuple(_limits_passed(a, b, thresholds))
-    statuses = [_STATUS_EXIT[r.status] for r in (a, b)]
+    statuses = [_status_exit(r) for r in (a, b)]
     unlike = 4 if refused and not any(statuses) else 0
     slower = 1 if speed.speed == "SLOWER" else 0
     return Verdict(
@@ -153,6 +154,11 @@ def compare(
         reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over)),
         exit_code=worst([outputs.exit_code, *statuses, unlike, slower, *(code for code, _ in over)]),
     )
+
+
+def _status_exit(record: Record) -> int:
+    asked_wrongly = record.status == "FAILED" and any(reason.code == "usage" for reason in record.reasons)
+    return 2 if asked_wrongly else _STATUS_EXIT[record.status]
 
 
 def _unbelievable(record: Record) -> tuple[Reason, ...]:
@@ -249,7 +255,7 @@ def record_exit_code(records: Sequence[Record], *, thresholds: Thresholds = DEFA
     """Exit code of a run: 6 when nothing was measured, else the worst of statuses and output checks of all arms."""
     if all(r.status == "SKIPPED" for r in records):
         return 6
-    codes = [_STATUS_EXIT[r.status] for r in records if r.status != "SKIPPED"]
+    codes = [_status_exit(r) for r in records if r.status != "SKIPPED"]
     for record in records:
         rerun = answer((r for r in records if r.case.key == record.case.key), "rerun")
         codes.append(judge_outputs(record, rerun=rerun, margin_db=thresholds.floor_margin_db).exit_code)

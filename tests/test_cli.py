@@ -175,6 +175,9 @@ def test_options_are_pinned():
         ((*TINY, "--device", "tpu"), "tpu"),
         ((*TINY, "--dtype", "int3"), "int3"),
         ((*TINY, "--source", "/no/such/folder"), "/no/such/folder"),
+        ((*TINY, "--source", "tests", "--weights", "random"), "leave out one of the two"),
+        ((*TINY, "--steps", "1"), "at least 2 denoise steps"),
+        (("--model", "tiny/z-image", "--buckets", "64"), "no prompt-length buckets"),
         (("--model", "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "--res", "500x512"), "multiples of 32"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -236,6 +239,15 @@ def test_an_unreadable_run_does_not_hide_the_others(results: Path):
     done = invoke("list", "runs", "--results", results, "--json")
     assert [row["run"] for row in json.loads(done.stdout)] == [make.RUN_ID, "20261130T000000Z-smoke-1b2c3d4e"]
     assert "upgrade" in json.loads(done.stdout)[1]["models"]
+
+
+def test_an_interrupted_run_is_unfinished_not_failed(tmp_path: Path, fake_worker):
+    """Ctrl-C is no fault of a model."""
+    stopped = {"status": "FAILED", "reasons": (make.reason(code="interrupted"),)}
+    fake_worker.records = lambda case: (make.record(case=case), make.graph_record(case=case, **stopped))
+    done = invoke("run", *TINY, "--runner", "eager,bcg", "--results", tmp_path)
+    assert done.exit_code == 7
+    assert done.stdout.startswith("UNFINISHED: 1 case; 1 arm FAILED (interrupted: bcg)")
 
 
 def test_a_journal_cut_off_within_a_line_is_shown_as_unfinished(results: Path):
