@@ -353,6 +353,37 @@ def test_redaction_is_stable(text: str):
     assert base.redact(base.redact(text)) == base.redact(text)
 
 
+def test_figures_stand_right_and_words_left():
+    """Digits line up below each other; a list of figures reads like words."""
+    text = markdown_syntax.table(
+        ("name", "time", "why", "all"), [("a", "1 s", "slow", "1 s, 2 s"), ("b", "n/a (no GPU)", "none", "3 s")]
+    )
+    assert text.splitlines()[1] == "| :--- | ---: | :--- | :--- |"
+
+
+def test_commands_name_the_arms_and_the_folder_of_this_run():
+    """They can be typed one after the other, by whoever repeats the run."""
+    command = "bcgbench run --model Qwen/Qwen-Image --runner eager,graph --results out"
+    report = report_of(make.record(), make.graph_record(runner="graph"), info=make.run_info(command=command))
+    block = renderer("markdown")(report).partition("```\n")[2].partition("```")[0]
+    assert block.splitlines() == [
+        command,
+        "bcgbench compare eager graph --results out",
+        "bcgbench report --format markdown --results out",
+    ]
+
+
+def test_a_tape_report_has_no_columns_and_no_sentences_of_times():
+    """Nothing was timed by CUDA events, and no memory was measured on a CPU."""
+    text = renderer("markdown")(tape())
+    assert "CUDA events" not in text
+    assert "<summary>Memory" not in text
+    assert "not-timed" not in text
+    assert markdown_tables(text)[1][0] == [
+        "Model / shape", "Arm", "Status", "Against", "Outputs", "Padding", "Captures",
+    ]  # fmt: skip
+
+
 def test_details_are_folded_and_balanced():
     """Commands, environment, memory, outputs, misses, samples and images follow the tables."""
     text = renderer("markdown")(usual())
