@@ -519,6 +519,10 @@ def test_two_runs_are_compared_arm_by_arm(results: Path):
     assert (verdict["a"], verdict["b"], verdict["speed"]) == (f"bcg of {make.RUN_ID}", f"bcg of {later}", "FASTER")
     assert "not-interleaved" in [reason["code"] for reason in verdict["reasons"]]
     assert [record["run_id"] for record in document["records"]] == [make.RUN_ID, later]
+    text = invoke("compare", make.RUN_ID, later, "--results", results).stdout
+    assert text.startswith(f"A: {make.RUN_ID}\nB: {later}\n\n")
+    assert "bcg of B against bcg of A" in text
+    assert "outputs exact;" in text.partition("\n\n")[2].partition("\n\n")[0]
 
 
 def test_two_runs_without_a_common_arm_are_exit_code_6(results: Path):

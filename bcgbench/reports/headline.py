@@ -104,7 +104,8 @@ def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
     if not judged:
         return "outputs not judged"
     exact = sum(verdict.exact is True for verdict in judged)
-    return "outputs exact" if exact == len(judged) == len(verdicts) else f"outputs exact in {exact} of {len(verdicts)}"
+    asked = [v for v in verdicts if v.exact is not None or base.runner_of(v.b) not in base.BASELINES]
+    return "outputs exact" if exact == len(asked) else f"outputs exact in {exact} of {len(asked)}"
 
 
 def _replay_summary(report: Report) -> str:
