@@ -353,6 +353,16 @@ def test_redaction_is_stable(text: str):
     assert base.redact(base.redact(text)) == base.redact(text)
 
 
+def test_the_samples_say_whether_the_gpu_was_throttled():
+    """A power cap explains a slow image; idle is no throttling."""
+    fine, capped = (
+        replace(make.sample(), gpu_state=make.gpu_state(throttle_bits=bits, sm_clock_hz=hz, power_w=power))
+        for bits, hz, power in ((0x1, 1_980_000_000, 300.0), (0x4, 1_755_000_000, 700.0))
+    )
+    text = renderer("markdown")(report_of(make.record(samples=(fine, fine, capped))))
+    assert "1755 to 1980 MHz, 300 to 700 W, throttled at 1 of 3 (reasons 0x4)" in text
+
+
 def test_figures_stand_right_and_words_left():
     """Digits line up below each other; a list of figures reads like words."""
     text = markdown_syntax.table(

@@ -191,7 +191,15 @@ def _reasons(report: Report, views: tuple[CaseView, ...]) -> list[str]:
     return [folded("Reasons", "\n".join(lines))] if lines else []
 
 
-_SAMPLE_COLUMNS = ("Model / shape", "Arm", "n", "Clock", "Denoise per image, in order of measurement", "Settings")
+_SAMPLE_COLUMNS = (
+    "Model / shape",
+    "Arm",
+    "n",
+    "Clock",
+    "Denoise per image, in order of measurement",
+    "GPU",
+    "Settings",
+)
 
 
 def _samples(view: CaseView) -> Rows:
@@ -200,8 +208,33 @@ def _samples(view: CaseView) -> Rows:
         measured = record.measured
         clock, times = _denoise_samples(measured) if view.timed else ("none", formats.NOT_TIMED)
         settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()))
-        rows.append([*head, str(len(measured)), clock, times, escape(base.redact(settings)) or "n/a (none recorded)"])
+        rows.append(
+            [
+                *head,
+                str(len(measured)),
+                clock,
+                times,
+                _gpu_states(measured),
+                escape(base.redact(settings)) or "n/a (none recorded)",
+            ]
+        )
     return rows
+
+
+_HARMLESS_BITS = 0x1 | 0x2 | 0x10 | 0x100
+"""NVML's clock-event reasons that take nothing away: idle, clocks as set, sync boost, display."""
+
+
+def _gpu_states(measured: tuple[Sample, ...]) -> str:
+    """`1980 MHz, 259 to 271 W, throttled at 0 of 20`: the state right after each image."""
+    states = [sample.gpu_state for sample in measured if sample.gpu_state]
+    if not states:
+        return formats.missing("not recorded")
+    clocks = formats.span([state.sm_clock_hz / 1e6 for state in states], unit="MHz")
+    power = formats.span([state.power_w for state in states], unit="W")
+    slowed = [state.throttle_bits for state in states if state.throttle_bits & ~_HARMLESS_BITS]
+    reasons = f" (reasons {', '.join(f'{bits:#x}' for bits in sorted(set(slowed)))})" if slowed else ""
+    return f"{clocks}, {power}, throttled at {len(slowed)} of {len(states)}{reasons}"
 
 
 def _denoise_samples(measured: tuple[Sample, ...]) -> tuple[str, str]:
