@@ -219,7 +219,7 @@ def test_arms_that_failed_alike_share_one_line_and_no_column():
 def test_a_tape_run_says_of_each_pair_only_what_a_tape_can_say():
     """Outputs; that nothing was timed stands once, below the metrics."""
     text = renderer("table")(tape())
-    assert "  bcg against eager: outputs exact; padding changes nothing\n" in text
+    assert "  bcg against eager: outputs: exact; padding changes nothing\n" in text
     assert text.startswith("PASS: 1 case; speed not timed on a CPU; outputs exact; replays 560/560")
     assert text.count("carries no speed") == 1
     assert "hook" not in text
@@ -390,7 +390,7 @@ def test_a_tape_report_has_no_columns_and_no_sentences_of_times():
     assert "<summary>Memory" not in text
     assert "not-timed" not in text
     assert markdown_tables(text)[1][0] == [
-        "Model / shape", "Arm", "Status", "Against", "Outputs", "Padding", "Captures",
+        "Model / shape", "Arm", "Status", "Against", "Outputs", "Padding alone", "Captures",
     ]  # fmt: skip
 
 

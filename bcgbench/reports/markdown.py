@@ -48,7 +48,7 @@ ARM_COLUMNS = (
     "GPU busy",
     "Hook's share",
     "Outputs",
-    "Padding",
+    "Padding alone",
     "Captures",
 )
 TIMED_COLUMNS = frozenset(ARM_COLUMNS[4:10])
