@@ -291,7 +291,8 @@ def test_an_unknown_run_names_the_nearest(results: Path):
     """A misspelt run id."""
     done = invoke("report", make.RUN_ID[:-1], "--results", results)
     assert done.exit_code == 2
-    assert make.RUN_ID in done.stderr
+    assert f"nearest: {make.RUN_ID}" in done.stderr
+    assert f"the latest is {make.RUN_ID}" in invoke("report", "nothing-like-it", "--results", results).stderr
 
 
 def test_a_bug_is_one_message_with_a_hint_and_debug_shows_the_traceback(results: Path, monkeypatch: pytest.MonkeyPatch):
