@@ -133,22 +133,24 @@ class Capture:
         return self._bridge(step, result, trees.tensors((args, kwargs)))
 
     def _bridge(self, step: Break, result: Any, given: list[Tensor]) -> Any:
-        segment, self._segment = self._segment, None  # nothing here is recorded
-        assert segment is not None
         owned = {tensor.untyped_storage()._cdata for tensor in given}
         leaves, spec = trees.flatten(result)
         step.spec = spec
         made: dict[int, Tensor] = {}
-        for index, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                step.constants.append((index, leaf))
-            elif leaf.untyped_storage()._cdata in owned:
-                step.views.append((index, Address.of(leaf)))
-            elif id(leaf) not in made:
-                made[id(leaf)], bridge = segment.bridge(leaf)
-                self._note_made(made[id(leaf)])
-                step.bridges.append((index, bridge))
-        self._segment = segment
+        segment, self._segment = self._segment, None  # nothing here is recorded
+        assert segment is not None
+        try:
+            for index, leaf in enumerate(leaves):
+                if not isinstance(leaf, Tensor):
+                    step.constants.append((index, leaf))
+                elif leaf.untyped_storage()._cdata in owned:
+                    step.views.append((index, Address.of(leaf)))
+                elif id(leaf) not in made:
+                    made[id(leaf)], bridge = segment.bridge(leaf)
+                    self._note_made(made[id(leaf)])
+                    step.bridges.append((index, bridge))
+        finally:
+            self._segment = segment  # also after an error: `run` must find the open segment to abandon it
         return trees.rebuild(spec, [made.get(id(leaf), leaf) for leaf in leaves])
 
     def _guard(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

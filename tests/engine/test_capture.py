@@ -18,6 +18,7 @@ from bcgbench.engine.cache import Limits
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graph import Break, Guard
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.tape import TapeSegment
 from bcgbench.errors import CaptureError, ReplayError, SignatureError
 
 
@@ -186,6 +187,19 @@ class TestFailure:
 
         with pytest.raises(error):
             captured(forward, x=x())
+
+    def test_lack_of_memory_for_a_bridge_ends_the_open_segment(self, monkeypatch: pytest.MonkeyPatch):
+        """A CUDA stream left in capture mode would cost the whole process."""
+        abandoned: list[str] = []
+
+        def full(_segment: TapeSegment, _result: Tensor) -> Any:
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(TapeSegment, "bridge", full)
+        monkeypatch.setattr(TapeSegment, "abandon", lambda _segment: abandoned.append("open"))
+        with pytest.raises(torch.OutOfMemoryError):
+            captured(lambda a: breaks.eager_on_graph(torch.neg)(a["x"] + 1) + 1, x=x())
+        assert abandoned == ["open"]
 
     def test_more_steps_than_the_limit(self):
         """A break in a loop over tokens."""
