@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
-from bcgbench.engine.buffers import version
+from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.measure import time_call
@@ -135,14 +135,17 @@ class Hook:
 @contextlib.contextmanager
 def _replaced(module: nn.Module, forward: Any) -> Iterator[None]:
     """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
-    original = module.forward
+    original, own = module.forward, vars(module).get("forward")  # accelerate's offloading puts one on the instance
     module.forward = functools.wraps(original)(
         lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
     )
     try:
         yield
     finally:
-        del module.forward
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 class Arm:
@@ -150,10 +153,7 @@ class Arm:
 
     def __init__(self, runner: Runner, session: Session) -> None:
         self.runner = runner
-        self.hooks = {
-            name: Hook(module, session=session, runner=runner)
-            for name, module in session.denoisers.items()
-        }
+        self.hooks = {name: Hook(module, session=session, runner=runner) for name, module in session.denoisers.items()}
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -275,14 +275,14 @@ class Tracer:
             return leaf
         count = version(leaf)
         if count is None:
-            return leaf.clone()
+            return clone_strided(leaf)
         # the source is kept beside its copy, so that its identity cannot be reused
-        _, copy = self._kept.setdefault((id(leaf), count), (leaf, leaf.clone()))
+        _, copy = self._kept.setdefault((id(leaf), count), (leaf, clone_strided(leaf)))
         return copy
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Trace until the block ends; the arm must be attached inside it."""
+        """The pipeline runs through the arm, traced, until the block ends; the arm itself must not be attached."""
         with contextlib.ExitStack() as stack:
             for name, hook in self._arm.hooks.items():
                 stack.enter_context(_replaced(hook.module, functools.partial(self._call, name, hook)))

@@ -74,6 +74,13 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def clone_strided(tensor: Tensor) -> Tensor:
+    """A copy with the strides kept, which `Tensor.clone` does not promise: they are part of a call's signature."""
+    copy = empty_like_strided(tensor, tensor.device)
+    _dense(copy).copy_(_dense(tensor))
+    return copy
+
+
 def version(tensor: Tensor) -> int | None:
     """torch's in-place counter; None for an inference tensor, which has none and so counts as always changed."""
     return None if tensor.is_inference() else tensor._version
