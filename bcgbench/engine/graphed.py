@@ -63,9 +63,10 @@ class GraphedForward:
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         segment_limit=self.cache.limits.segments)  # fmt: skip
         self.prepare_forwards += 3
-        self.cache.add(graph)
-        self.growth_bytes.append(_reserved_bytes(self._device) - before)
+        grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
         self._check_pool()
+        self.growth_bytes.append(grown)
+        self.cache.add(graph)
         return graph
 
     def freeze(self) -> None:
