@@ -15,6 +15,7 @@ from torch import Tensor
 from bcgbench import fidelity
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
+from bcgbench.errors import BcgbenchError
 from bcgbench.types import Difference, Fidelity, Question
 
 
@@ -37,10 +38,17 @@ class CallTally:
     worst: Difference | None = None
 
     def add(self, reference: Any, output: Any) -> None:
-        """Compare the outputs of the next call; sizes that differ raise a `BcgbenchError`."""
+        """Compare the outputs of the next call; sizes that differ, or nothing to compare, raise a `BcgbenchError`."""
         index = self.calls
         self.calls += 1
-        pairs = list(zip(trees.tensors(reference), trees.tensors(output), strict=True))
+        wanted, got = trees.tensors(reference), trees.tensors(output)
+        if not wanted or len(wanted) != len(got):
+            raise BcgbenchError(
+                f"call {index}: the outputs cannot be compared, the reference is {trees.describe(reference)} and the "
+                f"other {trees.describe(output)}. Expected as many tensors, at least one: return them in a tuple, dict "
+                "or dataclass."
+            )
+        pairs = list(zip(wanted, got, strict=True))
         if all(bit_equal(a, b) for a, b in pairs):
             self.exact += 1
             return

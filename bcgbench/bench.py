@@ -20,12 +20,12 @@ from bcgbench import answers, environment, measure
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Counts, Traced, Tracer
 from bcgbench.artifacts import save_finals
-from bcgbench.errors import CaptureError, EngineError, ProcessPoisoned
+from bcgbench.errors import BcgbenchError, CaptureError, EngineError, ProcessPoisoned
 from bcgbench.models import base
 from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult, assemble
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, GpuState, Phase, Progress, Reason, Record, Sample
+from bcgbench.types import Case, Environment, Fidelity, GpuState, Phase, Progress, Question, Reason, Record, Sample
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class CaseBench:
         self._calls_of: dict[int, int] = {}
         self._traced = Finals()
         self._progress = Progress(case=session.case.key, stage="load")
-        self._base = _memory(session.device)
+        self._base = measure.memory(session.device)
         self._monitor = environment.GpuMonitor(session.case.device) if session.device.type == "cuda" else None
 
     def run(self, names: list[str]) -> None:
@@ -130,7 +130,7 @@ class CaseBench:
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
-        others = _memory(self.session.device)
+        others = measure.memory(self.session.device)
         live.result.foreign_bytes = (others[0] - self._base[0], others[1] - self._base[1])
         start = time.perf_counter()
         live.arm.prepare(self._calls)
@@ -168,24 +168,33 @@ class CaseBench:
 
     def _check(self) -> None:
         """Calls on identical inputs, and final outputs, against their references."""
-        eager = Live(Arm(RUNNERS["eager"], self.session))
-        padded = self.live.get("eager-padded") or Live(Arm(RUNNERS["eager-padded"], self.session))
-        if not padded.finals.by_prompt:
-            self._requests(padded)
-        traced = self._compare({"rerun": eager, "padding": padded}, reference=None)
+        eager = self.live.get("eager")
+        if eager is not None and eager.usable:
+            again = Live(Arm(RUNNERS["eager"], self.session))
+            tally = self._compare({"rerun": again}, reference=None)["rerun"]
+            if again.usable:
+                eager.result.fidelity = (self._against_eager("rerun", tally=tally, got=eager.finals),)
         graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
-        tallies = self._compare(graphs, reference=padded)
-        against_eager = functools.partial(answers.answer, reference="eager", expected=self._traced)
-        padding = against_eager("padding", tally=traced["padding"], got=padded.finals)
+        if graphs or "eager-padded" in self.live:
+            self._check_padded(graphs)
+
+    def _check_padded(self, graphs: dict[str, Live]) -> None:
+        """Padding against eager, and graphs against padding; without a padded reference they stay unjudged."""
+        padded = self.live.get("eager-padded")
+        if padded is None or not padded.usable:
+            padded = Live(Arm(RUNNERS["eager-padded"], self.session))
+            self._attempt("check", padded, self._requests)
+        tally = self._compare({"padding": padded}, reference=None)["padding"]
+        if not padded.usable:
+            return
+        padding = self._against_eager("padding", tally=tally, got=padded.finals)
         padded.result.fidelity = (padding,)
-        if "eager" in self.live and self.live["eager"].usable:
-            rerun = against_eager("rerun", tally=traced["rerun"], got=self.live["eager"].finals)
-            self.live["eager"].result.fidelity = (rerun,)
+        tallies = self._compare(graphs, reference=padded)
         for name, live in graphs.items():
-            if live.usable:
-                graph = answers.answer("graph", reference="eager-padded", tally=tallies[name], expected=padded.finals,
-                                      got=live.finals)  # fmt: skip
-                live.result.fidelity = (graph, padding)
+            self._attempt("check", live, functools.partial(_answer_graph, tallies[name], padded.finals, padding))
+
+    def _against_eager(self, question: Question, *, tally: CallTally, got: Finals) -> Fidelity:
+        return answers.answer(question, reference="eager", tally=tally, expected=self._traced, got=got)
 
     def _compare(self, arms: dict[str, Live], *, reference: Live | None) -> dict[str, CallTally]:
         """Tallies of all traced calls; without a reference arm, against the traced outputs themselves."""
@@ -248,8 +257,9 @@ class CaseBench:
         except ProcessPoisoned as error:
             live.result.failure = Reason(code="process-poisoned", text=str(error))
             raise
-        except EngineError as error:
-            live.result.failure = Reason(code="engine", text=f"while in {stage}: {error}")
+        except BcgbenchError as error:  # also a picture with NaN, outputs of unlike size, a trace without events
+            code = "engine" if isinstance(error, EngineError) else "failed"
+            live.result.failure = Reason(code=code, text=f"while in {stage}: {error}")
         if live.result.failure is not None:
             log.error("%s: %s", live.name, live.result.failure.text)
 
@@ -263,17 +273,13 @@ class CaseBench:
         self._emit(dataclasses.replace(self._progress, step=step + 1))
 
 
-def _memory(device: torch.device) -> tuple[int, int]:
-    """(allocated, reserved) bytes now, with the allocator's free blocks returned."""
-    if device.type != "cuda":
-        return 0, 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-
-
 def _final(measured: measure.Measured) -> Final:
     return Final(measured.latents.detach().cpu(), measured.images)
+
+
+def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:
+    graph = answers.answer("graph", reference="eager-padded", tally=tally, expected=expected, got=live.finals)
+    live.result.fidelity = (graph, padding)
 
 
 def _compare_call(tally: CallTally, traced: Traced, expected: object, live: Live) -> None:
