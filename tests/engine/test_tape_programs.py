@@ -233,6 +233,7 @@ def test_programs_with_host_reads_replay_exactly_or_miss(program: Program):
 
 @examples(30)
 @given(programs(PLAIN, VIEWS, BREAKS, RANDOM))
+@example(Program([("break expanded", 0, 0), ("transpose", 0, 0), ("dropout", 0, 0)]))
 def test_programs_that_draw_replay_like_eager(program: Program):
     """The generator is at the same place before and after."""
     engine = replayed(program)
