@@ -1,6 +1,5 @@
-"""A runner brought to life on a loaded pipeline: the hook on the denoisers' forward, and its counters.
-
-The hook binds the call, pads it by the model's policy and hands it to the engine. Nothing here measures or compares.
+"""A runner brought to life on a loaded pipeline: a hook that binds a denoiser's call, pads it by the model's policy and
+hands it to the engine; and its counters. Nothing here measures or compares.
 """
 
 from __future__ import annotations
@@ -210,6 +209,11 @@ class Arm:
         """Calls since the arm was made."""
         graphed = [hook.graphed for hook in self.hooks.values()]
         return Counts(sum(g.calls for g in graphed), sum(g.replays for g in graphed), sum(g.fallbacks for g in graphed))
+
+    @property
+    def captures(self) -> int:
+        """Graphs captured so far, those evicted since included."""
+        return sum(hook.graphed.cache.captures for hook in self.hooks.values())
 
     @property
     def graphs(self) -> list[SegmentedGraph]:

@@ -46,6 +46,9 @@ class Thresholds:
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
     max_memory_ratio: float | None = None
     """Limit on peak allocated memory of b over a."""
+    max_padding_float32: float = 1e-4
+    """What padding may change of a transformer output in float32, relative to its largest magnitude. On tiny models
+    right padding stays below 1e-6, a forgotten mask is above 1e-3; PSNR cannot tell them apart (54 dB when wrong)."""
     min_padding_psnr_db: float | None = None
     """Limit on what padding may change; None reports it only."""
 
@@ -230,6 +233,12 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds) -> Iterable[tuple[i
         text = f"peak memory is {ratio:.3f} times that of {a.runner}, limit {limits.max_memory_ratio:.3f}"
         yield 1, Reason(code="memory-over-limit", text=text)
     padding = answer((b, a), "padding")
+    worst_call = padding.worst_call if padding else None
+    if b.case.dtype == "float32" and worst_call and worst_call.data_range:
+        share = worst_call.max_abs / (worst_call.data_range / 2)
+        if share > limits.max_padding_float32:
+            text = f"padding changes {worst_call.name} by {share:.2g} of its size in float32, limit "
+            yield 3, Reason(code="padding-over-limit", text=f"{text}{limits.max_padding_float32:g}; is a mask missing?")
     found = padding and worst_difference((*padding.images, *padding.latents))
     least_db = limits.min_padding_psnr_db
     if least_db is not None and found and (found.psnr_db is None or found.psnr_db < least_db):

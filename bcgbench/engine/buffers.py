@@ -128,7 +128,8 @@ class StaticInputs:
             if seen is not None and now is not None and seen[0]() is leaf and seen[1] == now:
                 continue
             trees.check_like(buffer, leaf, name=f"argument leaf {index}")
-            dense(buffer).copy_(dense(leaf), non_blocking=True)
+            # from pinned memory a copy returns before it is done, and the caller may write there again
+            dense(buffer).copy_(dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
             self._seen[index] = (weakref.ref(leaf), now)
             self.copies += 1
 

@@ -73,8 +73,8 @@ class Capture:
 
     def _begin(self) -> None:
         segment = self._backend.segment()
+        self._segment = segment  # before it begins: one that fails while it begins must be abandoned too
         segment.begin()
-        self._segment = segment
 
     def _end(self) -> None:
         segment, self._segment = self._segment, None

@@ -14,7 +14,7 @@ from bcgbench.engine.graph import GuardFailed, SegmentedGraph
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
 from bcgbench.engine.tape import backend_for
-from bcgbench.errors import CaptureError
+from bcgbench.errors import CaptureError, ReplayError
 
 
 class GraphedForward:
@@ -86,8 +86,12 @@ class GraphedForward:
         try:
             output = graph.replay(call.leaves)
         except GuardFailed as reason:
-            self.cache.count(str(reason))
+            self.cache.count(str(reason), key=reason.where)
             return self.fall_back(arguments)
+        except ReplayError:
+            if self.backend is not None:
+                self.backend.check_alive()
+            raise
         self.replays += 1
         return output
 

@@ -114,8 +114,7 @@ class CudaSegment:
     def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
         # Allocated inside this segment's capture, so it lives and dies in the graph pool; filled once capture ended,
         # through its address, since the model may have freed it by then.
-        expanded = 0 in result.stride()  # torch refuses to copy into overlapping memory
-        tensor = torch.empty_like(result) if expanded else empty_like_strided(result, result.device)
+        tensor = empty_like_strided(result, result.device)
         bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor)
         self._pending.append((bridge, result))
         return tensor, bridge
