@@ -15,7 +15,11 @@ from torch import Tensor
 from bcgbench import fidelity
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
+from bcgbench.errors import BcgbenchError
 from bcgbench.types import Difference, Fidelity, Question
+
+CHANGED_LIMIT = 3
+"""Images of measured rounds that are compared in full once they differ from the same arm's earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class Final:
     latents: Tensor
     images: np.ndarray[Any, Any]
     """uint8, (images or frames, height, width, 3)."""
+
+    def equals(self, other: Final) -> bool:
+        """Whether latents and images have the same bytes."""
+        return bit_equal(self.latents, other.latents) and np.array_equal(self.images, other.images)
 
 
 @dataclass(slots=True)
@@ -37,10 +45,17 @@ class CallTally:
     worst: Difference | None = None
 
     def add(self, reference: Any, output: Any) -> None:
-        """Compare the outputs of the next call; sizes that differ raise a `BcgbenchError`."""
+        """Compare the outputs of the next call; sizes that differ, or nothing to compare, raise a `BcgbenchError`."""
         index = self.calls
         self.calls += 1
-        pairs = list(zip(trees.tensors(reference), trees.tensors(output), strict=True))
+        wanted, got = trees.tensors(reference), trees.tensors(output)
+        if not wanted or len(wanted) != len(got):
+            raise BcgbenchError(
+                f"call {index}: the outputs cannot be compared, the reference is {trees.describe(reference)} and the "
+                f"other {trees.describe(output)}. Expected as many tensors, at least one: return them in a tuple, dict "
+                "or dataclass."
+            )
+        pairs = list(zip(wanted, got, strict=True))
         if all(bit_equal(a, b) for a, b in pairs):
             self.exact += 1
             return
@@ -57,6 +72,8 @@ class Finals:
 
     by_prompt: dict[int, Final] = field(default_factory=dict)
     again: list[Final] = field(default_factory=list)
+    changed: dict[tuple[int, int], Final] = field(default_factory=dict)
+    """Measured images, by (prompt, round), that are not what the same request gave before."""
 
 
 def answer(question: Question, *, reference: str, tally: CallTally, expected: Finals, got: Finals) -> Fidelity:
@@ -66,6 +83,10 @@ def answer(question: Question, *, reference: str, tally: CallTally, expected: Fi
     """
     pairs = [(str(prompt), final, got.by_prompt[prompt]) for prompt, final in expected.by_prompt.items()]
     pairs += [("0 again", expected.by_prompt[0], final) for final in got.again]
+    pairs += [
+        (f"{prompt} in round {round_}", expected.by_prompt[prompt], final)
+        for (prompt, round_), final in list(got.changed.items())[:CHANGED_LIMIT]
+    ]
     return Fidelity(
         question=question,
         reference=reference,

@@ -1,6 +1,5 @@
-"""A runner brought to life on a loaded pipeline: the hook on the denoisers' forward, and its counters.
-
-The hook binds the call, pads it by the model's policy and hands it to the engine. Nothing here measures or compares.
+"""A runner brought to life on a loaded pipeline: a hook that binds a denoiser's call, pads it by the model's policy and
+hands it to the engine; and its counters. Nothing here measures or compares.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
-from bcgbench.engine.buffers import copy_strided, version
+from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.measure import time_call
@@ -135,14 +134,17 @@ class Hook:
 @contextlib.contextmanager
 def _replaced(module: nn.Module, forward: Any) -> Iterator[None]:
     """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
-    original = module.forward
+    original, own = module.forward, vars(module).get("forward")  # accelerate's offloading puts one on the instance
     module.forward = functools.wraps(original)(
         lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
     )
     try:
         yield
     finally:
-        del module.forward
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 class Arm:
@@ -150,10 +152,7 @@ class Arm:
 
     def __init__(self, runner: Runner, session: Session) -> None:
         self.runner = runner
-        self.hooks = {
-            name: Hook(module, session=session, runner=runner)
-            for name, module in session.denoisers.items()
-        }
+        self.hooks = {name: Hook(module, session=session, runner=runner) for name, module in session.denoisers.items()}
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -210,6 +209,11 @@ class Arm:
         """Calls since the arm was made."""
         graphed = [hook.graphed for hook in self.hooks.values()]
         return Counts(sum(g.calls for g in graphed), sum(g.replays for g in graphed), sum(g.fallbacks for g in graphed))
+
+    @property
+    def captures(self) -> int:
+        """Graphs captured so far, those evicted since included."""
+        return sum(hook.graphed.cache.captures for hook in self.hooks.values())
 
     @property
     def graphs(self) -> list[SegmentedGraph]:
@@ -275,14 +279,14 @@ class Tracer:
             return leaf
         count = version(leaf)
         if count is None:
-            return copy_strided(leaf)
+            return clone_strided(leaf)
         # the source is kept beside its copy, so that its identity cannot be reused
-        _, copy = self._kept.setdefault((id(leaf), count), (leaf, copy_strided(leaf)))
+        _, copy = self._kept.setdefault((id(leaf), count), (leaf, clone_strided(leaf)))
         return copy
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Trace until the block ends; the arm must be attached inside it."""
+        """The pipeline runs through the arm, traced, until the block ends; the arm itself must not be attached."""
         with contextlib.ExitStack() as stack:
             for name, hook in self._arm.hooks.items():
                 stack.enter_context(_replaced(hook.module, functools.partial(self._call, name, hook)))

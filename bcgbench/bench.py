@@ -18,14 +18,14 @@ import torch
 
 from bcgbench import answers, environment, measure
 from bcgbench.answers import CallTally, Final, Finals
-from bcgbench.arms import Arm, Counts, Traced, Tracer
+from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import save_finals
-from bcgbench.errors import CaptureError, EngineError, ProcessPoisoned
+from bcgbench.errors import BcgbenchError, CaptureError, EngineError, ProcessPoisoned
 from bcgbench.models import base
 from bcgbench.profile import profile_request
-from bcgbench.records import ArmResult, assemble
+from bcgbench.records import ArmResult, assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, GpuState, Phase, Progress, Reason, Record, Sample
+from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Reason, Record, Sample
 
 log = logging.getLogger(__name__)
 
@@ -68,16 +68,21 @@ def run_case(
     try:
         with torch.no_grad():
             bench.run(names)
-    except Stopped:
+    except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
-            live.result.failure = live.result.failure or Reason(
-                code="interrupted", text="stopped by the user; resume the run to measure the rest"
-            )
+            live.result.failure = live.result.failure or _unfinished(error)
     for live in bench.live.values():
         if live.usable:
             live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected))  # fmt: skip
+
+
+def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
+    """Why an arm that did not fail itself has no complete record."""
+    if isinstance(error, Stopped):
+        return Reason(code="interrupted", text="stopped by the user; resume the run to measure the rest")
+    return Reason(code="process-poisoned", text=f"another arm lost the device; resume the run. {error}")
 
 
 class CaseBench:
@@ -97,7 +102,7 @@ class CaseBench:
         self._calls_of: dict[int, int] = {}
         self._traced = Finals()
         self._progress = Progress(case=session.case.key, stage="load")
-        self._base = _memory(session.device)
+        self._base = measure.memory(session.device)
         self._monitor = environment.GpuMonitor(session.case.device) if session.device.type == "cuda" else None
 
     def run(self, names: list[str]) -> None:
@@ -130,7 +135,7 @@ class CaseBench:
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
-        others = _memory(self.session.device)
+        others = measure.memory(self.session.device)
         live.result.foreign_bytes = (others[0] - self._base[0], others[1] - self._base[1])
         start = time.perf_counter()
         live.arm.prepare(self._calls)
@@ -140,7 +145,7 @@ class CaseBench:
 
     def _requests(self, live: Live) -> None:
         """Warm, short prompt, long prompt, short again: nothing may be captured, nothing stale, nothing overwritten."""
-        captures = [len(live.arm.graphs)]
+        captures = [live.arm.captures]
         phases: list[tuple[Phase, int]] = [("first", 0), ("req1", 0), ("req2", 1), ("req1-again", 0)]
         phases += [("warm", prompt) for prompt in range(2, len(self._case.prompts))]
         for done, (phase, prompt) in enumerate(phases):
@@ -151,7 +156,7 @@ class CaseBench:
             elif phase != "first":
                 live.finals.by_prompt[prompt] = final
             if phase.startswith("req"):
-                captures.append(len(live.arm.graphs))
+                captures.append(live.arm.captures)
         live.result.captures = tuple(captures)
 
     def _measure(self) -> None:
@@ -163,29 +168,43 @@ class CaseBench:
             spent = time.perf_counter() - start
             self._report("measure", turn.arm, done=done, total=total,
                          eta_s=spent / done * (total - done) if done else None)  # fmt: skip
-            image = functools.partial(self._image, phase="measure", turn=turn)
-            self._attempt("measure", self.live[turn.arm], image)
+            self._attempt("measure", self.live[turn.arm], functools.partial(self._round, turn=turn))
+
+    def _round(self, live: Live, *, turn: measure.Turn) -> None:
+        """One measured image; the first that differs from the arm's earlier ones is kept for the check."""
+        final = self._image(live, phase="measure", turn=turn)
+        if not final.equals(live.finals.by_prompt[turn.prompt]):
+            live.finals.changed.setdefault((turn.prompt, turn.round), final)
 
     def _check(self) -> None:
         """Calls on identical inputs, and final outputs, against their references."""
-        eager = Live(Arm(RUNNERS["eager"], self.session))
-        padded = self.live.get("eager-padded") or Live(Arm(RUNNERS["eager-padded"], self.session))
-        if not padded.finals.by_prompt:
-            self._requests(padded)
-        traced = self._compare({"rerun": eager, "padding": padded}, reference=None)
+        eager = self.live.get("eager")
+        if eager is not None and eager.usable:
+            again = Live(Arm(RUNNERS["eager"], self.session))
+            tally = self._compare({"rerun": again}, reference=None)["rerun"]
+            if again.usable:
+                eager.result.fidelity = (self._against_eager("rerun", tally=tally, got=eager.finals),)
         graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
-        tallies = self._compare(graphs, reference=padded)
-        against_eager = functools.partial(answers.answer, reference="eager", expected=self._traced)
-        padding = against_eager("padding", tally=traced["padding"], got=padded.finals)
+        if graphs or "eager-padded" in self.live:
+            self._check_padded(graphs)
+
+    def _check_padded(self, graphs: dict[str, Live]) -> None:
+        """Padding against eager, and graphs against padding; without a padded reference they stay unjudged."""
+        padded = self.live.get("eager-padded")
+        if padded is None or not padded.usable:
+            padded = Live(Arm(RUNNERS["eager-padded"], self.session))
+            self._attempt("check", padded, self._requests)
+        tally = self._compare({"padding": padded}, reference=None)["padding"]
+        if not padded.usable:
+            return
+        padding = self._against_eager("padding", tally=tally, got=padded.finals)
         padded.result.fidelity = (padding,)
-        if "eager" in self.live and self.live["eager"].usable:
-            rerun = against_eager("rerun", tally=traced["rerun"], got=self.live["eager"].finals)
-            self.live["eager"].result.fidelity = (rerun,)
+        tallies = self._compare(graphs, reference=padded)
         for name, live in graphs.items():
-            if live.usable:
-                graph = answers.answer("graph", reference="eager-padded", tally=tallies[name], expected=padded.finals,
-                                      got=live.finals)  # fmt: skip
-                live.result.fidelity = (graph, padding)
+            self._attempt("check", live, functools.partial(_answer_graph, tallies[name], padded.finals, padding))
+
+    def _against_eager(self, question: Question, *, tally: CallTally, got: Finals) -> Fidelity:
+        return answers.answer(question, reference="eager", tally=tally, expected=self._traced, got=got)
 
     def _compare(self, arms: dict[str, Live], *, reference: Live | None) -> dict[str, CallTally]:
         """Tallies of all traced calls; without a reference arm, against the traced outputs themselves."""
@@ -208,9 +227,9 @@ class CaseBench:
         before = [graph.replays for graph in live.arm.graphs]
         run()
         replayed = [(graph, graph.replays - old) for graph, old in zip(live.arm.graphs, before, strict=True)]
-        known = all(graph.nodes is not None for graph, _ in replayed)
-        nodes = sum((graph.nodes or 0) * count for graph, count in replayed) // PROFILE_STEPS
-        live.result.profile = profile_request(run, steps=PROFILE_STEPS, graph_nodes_per_step=nodes if known else None)
+        known = all(graph.kernels is not None for graph, _ in replayed)
+        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // PROFILE_STEPS if known else None
+        live.result.profile = profile_request(run, steps=PROFILE_STEPS, graph_kernels_per_step=kernels)
 
     # --- one image ------------------------------------------------------------------------------------------------
 
@@ -224,8 +243,8 @@ class CaseBench:
         live.expected += self._calls_of[turn.prompt]
         counts = live.arm.counts.since(before)
         allocated, reserved = measure.peak(self.session.device)
-        sample = _sample(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved),
-                         gpu_state=self._monitor.state() if self._monitor else None)  # fmt: skip
+        sample = sample_of(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved),
+                           gpu_state=self._monitor.state() if self._monitor else None)  # fmt: skip
         live.result.samples.append(sample)
         if live.name in self.live:
             self._emit(sample)
@@ -248,8 +267,9 @@ class CaseBench:
         except ProcessPoisoned as error:
             live.result.failure = Reason(code="process-poisoned", text=str(error))
             raise
-        except EngineError as error:
-            live.result.failure = Reason(code="engine", text=f"while in {stage}: {error}")
+        except BcgbenchError as error:  # also a picture with NaN, outputs of unlike size, a trace without events
+            code = "engine" if isinstance(error, EngineError) else "failed"
+            live.result.failure = Reason(code=code, text=f"while in {stage}: {error}")
         if live.result.failure is not None:
             log.error("%s: %s", live.name, live.result.failure.text)
 
@@ -263,31 +283,15 @@ class CaseBench:
         self._emit(dataclasses.replace(self._progress, step=step + 1))
 
 
-def _memory(device: torch.device) -> tuple[int, int]:
-    """(allocated, reserved) bytes now, with the allocator's free blocks returned."""
-    if device.type != "cuda":
-        return 0, 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-
-
 def _final(measured: measure.Measured) -> Final:
     return Final(measured.latents.detach().cpu(), measured.images)
+
+
+def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:
+    graph = answers.answer("graph", reference="eager-padded", tally=tally, expected=expected, got=live.finals)
+    live.result.fidelity = (graph, padding)
 
 
 def _compare_call(tally: CallTally, traced: Traced, expected: object, live: Live) -> None:
     live.expected += 1
     tally.add(expected, live.arm.call(traced))
-
-
-def _sample(
-    measured: measure.Measured, *, phase: Phase, turn: measure.Turn, counts: Counts,
-    peak: tuple[int | None, int | None], gpu_state: GpuState | None,
-) -> Sample:  # fmt: skip
-    times = {f.name: getattr(measured, f.name) for f in dataclasses.fields(measured) if f.name.endswith("_s")}
-    return Sample(
-        runner=turn.arm, phase=phase, round=turn.round, order=turn.order, prompt=turn.prompt, **times,
-        forwards=counts.forwards, replays=counts.replays, fallbacks=counts.fallbacks,
-        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=gpu_state,
-    )  # fmt: skip

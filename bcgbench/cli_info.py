@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bcgbench import cli_compare, store
@@ -51,7 +52,28 @@ def comparison(a: str, b: str, *, results: Path, run: str, arms: Sequence[str], 
 
 
 def comparison_text(report: Report) -> str:
-    """The verdict of every case, outputs first, then the metrics."""
+    """The verdict of every case, outputs first, then the metrics. Two runs are called A and B."""
+    runs = tuple(dict.fromkeys(record.run_id for record in report.records))
+    if len(runs) == 2:  # noqa: PLR2004
+        letters = dict(zip(runs, "AB", strict=True))
+        legend = "\n".join(f"{letter}: {run}" for run, letter in letters.items())
+        return f"{legend}\n\n{_judged_text(_lettered(report, letters))}"
+    return _judged_text(report)
+
+
+def _lettered(report: Report, letters: Mapping[str, str]) -> Report:
+    """The report with run ids replaced, which are longer than a column is wide."""
+
+    def arm(name: str) -> str:
+        runner, of, run = name.partition(" of ")
+        return f"{runner}{of}{letters.get(run, run)}"
+
+    records = tuple(replace(record, run_id=letters[record.run_id]) for record in report.records)
+    verdicts = tuple(replace(verdict, a=arm(verdict.a), b=arm(verdict.b)) for verdict in report.verdicts)
+    return replace(report, records=records, verdicts=verdicts)
+
+
+def _judged_text(report: Report) -> str:
     judged = [view for view in base.views(report) if view.verdicts]
     blocks = [table.verdict_block(view, verdict) for view in judged for verdict in view.verdicts]
     metrics = [f"{view.name}\n{block}" for view in judged if (block := table.metrics_block(view))]

@@ -103,11 +103,12 @@ class LiveDisplay:
     def __init__(self, stream: TextIO, *, names: Mapping[str, str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
         self._names = names
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
             console=Console(file=stream),

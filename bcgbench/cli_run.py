@@ -53,6 +53,7 @@ class Outcome:
 def cases_of(selection: Selection) -> tuple[Case, ...]:
     """The checked cases of a selection. UsageError for anything that could not run as asked."""
     from bcgbench import models, suite
+    from bcgbench.models import loading
     from bcgbench.runners import RUNNERS
 
     chosen = _suite_of(selection)
@@ -63,6 +64,7 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
                 f"source {case.source!r} is no folder: give a local one in diffusers layout, with model_index.json"
             )
             raise UsageError(message)
+        loading.check(case, models.adapter(case.model))
     return cases
 
 

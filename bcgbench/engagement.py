@@ -60,7 +60,7 @@ def _misses_phrase(proof: Engagement) -> str:
 def _capture_reasons(proof: Engagement) -> Iterable[Reason]:
     if len(set(proof.captures)) > 1:
         held = ", ".join(map(str, proof.captures))
-        text = f"graphs held after preparation, req1, req2, req1 again: {held}; capture every shape in preparation"
+        text = f"graphs captured by preparation, req1, req2, req1 again: {held}; capture every shape in preparation"
         yield Reason(code="late-capture", text=text)
     if proof.uncalled and proof.replays:
         text = f"{len(proof.uncalled)} captured graphs were not needed by any prompt: {'; '.join(proof.uncalled)}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock", "CudaClock", "DenoiseTap", "FakeClock", "HostClock", "Measured", "Turn",
-    "clock_for", "peak", "peak_reset", "request", "schedule", "time_call",
+    "clock_for", "memory", "peak", "peak_reset", "request", "schedule", "time_call",
 ]  # fmt: skip
 
 ROUNDS_PER_BLOCK = 2
@@ -83,6 +83,15 @@ def request(
         images=np.asarray(images),
         latents=tap.latents,
     )
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """(allocated, reserved) bytes now, with the allocator's free blocks returned; zeros on a CPU."""
+    if device.type != "cuda":
+        return 0, 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
 
 
 def peak_reset(device: torch.device | str = "cuda") -> None:

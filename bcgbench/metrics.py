@@ -135,7 +135,7 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("kernels_per_step", "count", "none", "kernels seen on the GPU", _of_profile(lambda p: p.kernels)),
     ("gpu_busy", "ratio", "higher", "kernel time over the unprofiled step: what is missing to 1 is idle", _gpu_busy),
     # Proof of replay.
-    ("captures", "count", "none", "graphs held at the end", _of_graphs(lambda e: e.captures[-1] if e.captures else 0)),
+    ("captures", "count", "none", "graphs captured in all", _of_graphs(lambda e: e.captures[-1] if e.captures else 0)),
     ("segments", "count", "none", "segments of the largest graph", _of_graphs(lambda e: e.segments)),
     ("breaks", "count", "none", "breaks of the largest graph", _of_graphs(lambda e: e.breaks)),
     ("graph_nodes", "count", "none", "nodes of the largest graph", _of_graphs(lambda e: e.graph_nodes)),

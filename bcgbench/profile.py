@@ -54,11 +54,11 @@ class TraceEvent(NamedTuple):
 Window = tuple[int, int]
 
 
-def profile_request(run: Callable[[], None], *, steps: int, graph_nodes_per_step: int | None) -> Profile:
+def profile_request(run: Callable[[], None], *, steps: int, graph_kernels_per_step: int | None) -> Profile:
     """Profile one request and count what its denoise loop launched, per step.
 
     `run` makes one request through `measure.request`, whose tap annotates the loop; `steps` is its number of denoise
-    steps. `graph_nodes_per_step` is the number of kernel and memory nodes that the graphs replay in a step, 0 for an
+    steps. `graph_kernels_per_step` is the number of kernel nodes that the graphs replay in a step, 0 for an
     arm without graphs, None where it cannot be known. Warm up first: captures and compilation would be counted.
     BcgbenchError when the trace has no denoise loop.
     """
@@ -71,7 +71,7 @@ def profile_request(run: Callable[[], None], *, steps: int, graph_nodes_per_step
     # acc_events only silences a warning about several.
     with profile(activities=activities, acc_events=True, record_shapes=False, with_stack=False) as profiler:
         run()
-    return summarise(read_events(profiler), steps=steps, graph_nodes_per_step=graph_nodes_per_step)
+    return summarise(read_events(profiler), steps=steps, graph_kernels_per_step=graph_kernels_per_step)
 
 
 def read_events(profiler: Any) -> list[TraceEvent]:
@@ -96,7 +96,7 @@ def _convert(events: Iterable[Any]) -> Iterator[TraceEvent]:
             yield TraceEvent(name, on_gpu, event.start_ns(), event.duration_ns(), kind if isinstance(kind, str) else "")
 
 
-def summarise(events: Iterable[TraceEvent], *, steps: int, graph_nodes_per_step: int | None) -> Profile:
+def summarise(events: Iterable[TraceEvent], *, steps: int, graph_kernels_per_step: int | None) -> Profile:
     """Counts and busy time of the denoise loop, per step; `busy_s` is None, with a note, whenever it could be wrong.
 
     `busy_s` is the length of the union of kernel intervals (overlapping kernels count once, copies and fills not at
@@ -114,9 +114,8 @@ def summarise(events: Iterable[TraceEvent], *, steps: int, graph_nodes_per_step:
     calls = [_launch(e.name) for e in inside if not e.on_gpu]
     launched = {kind: calls.count(kind) for kind in KINDS}
     kernels = [(e.start_ns, e.start_ns + e.duration_ns) for e in inside if _gpu_kind(e) == "kernel"]
-    copies = sum(_gpu_kind(e) == "copy" for e in inside)
-    nodes = None if graph_nodes_per_step is None else graph_nodes_per_step * steps
-    note = incomplete(launched, traced=len(kernels) + copies, graph_nodes=nodes)
+    in_graphs = None if graph_kernels_per_step is None else graph_kernels_per_step * steps
+    note = incomplete(launched, traced=len(kernels), graph_kernels=in_graphs)
     busy_ns = sum(union_ns(kernels, window=window) for window in windows)
     if note:
         log.info("busy time not measurable: %s", note)
@@ -128,19 +127,20 @@ def summarise(events: Iterable[TraceEvent], *, steps: int, graph_nodes_per_step:
     )
 
 
-def incomplete(launched: dict[str, int], *, traced: int, graph_nodes: int | None) -> str:
+def incomplete(launched: dict[str, int], *, traced: int, graph_kernels: int | None) -> str:
     """Why a trace cannot give busy time, "" if it can.
 
-    `traced` GPU activities are held against what must have run: one per host launch, and each node of each replayed
-    graph. This also finds buffers that were lost in eager, and API calls that were recorded twice.
+    `traced` kernels are held against what must have run: one per kernel launch of the host, and each kernel node of
+    each replayed graph. Copies and fills in graphs are left out: CUPTI does not report them all, and busy time counts
+    kernels alone. This also finds buffers that were lost in eager, and API calls that were recorded twice.
     """
     if not any(launched.values()) and not traced:
         return "no GPU activity in the denoise loop"
-    if launched["graph"] and graph_nodes is None:
-        return "graphs were launched whose number of nodes is not known, so missing kernels would not be noticed"
-    expected = launched["kernel"] + launched["memcpy"] + launched["memset"] + (graph_nodes or 0)
+    if launched["graph"] and graph_kernels is None:
+        return "graphs were launched whose number of kernels is not known, so missing ones would not be noticed"
+    expected = launched["kernel"] + (graph_kernels or 0)
     if traced < LEAST_TRACED * expected:
-        return f"only {traced} of {expected} expected GPU activities were traced"
+        return f"only {traced} of {expected} expected kernels were traced"
     return ""
 
 

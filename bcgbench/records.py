@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm, Counts, Traced
 from bcgbench.clock import Clock
+from bcgbench.measure import Measured, Turn
 from bcgbench.models.base import Session
-from bcgbench.types import Environment, Fidelity, Memory, Profile, Reason, Record, Sample
+from bcgbench.types import Environment, Fidelity, GpuState, Memory, Phase, Profile, Reason, Record, Sample
 from bcgbench.verdict import judge
 
 CALL_REPEATS = 200
@@ -36,6 +37,19 @@ class ArmResult:
         """Host time of the signature, and of all that the hook adds to a forward."""
         self.signature_s = arm.signature_s(traced, repeats=CALL_REPEATS, clock=clock)
         self.hook_s = arm.hook_s(traced, repeats=CALL_REPEATS, clock=clock)
+
+
+def sample_of(
+    measured: Measured, *, phase: Phase, turn: Turn, counts: Counts,
+    peak: tuple[int | None, int | None], gpu_state: GpuState | None,
+) -> Sample:  # fmt: skip
+    """The sample of one measured request."""
+    times = {f.name: getattr(measured, f.name) for f in dataclasses.fields(measured) if f.name.endswith("_s")}
+    return Sample(
+        runner=turn.arm, phase=phase, round=turn.round, order=turn.order, prompt=turn.prompt, **times,
+        forwards=counts.forwards, replays=counts.replays, fallbacks=counts.fallbacks,
+        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=gpu_state,
+    )  # fmt: skip
 
 
 def assemble(

@@ -100,8 +100,9 @@ def find_run(results: Path, ref: str | None = None) -> Path:
         raise NothingMeasured(f"no run under {results}: measure one first, e.g. `bcgbench run --suite smoke`")
     if name == "latest":
         return runs[-1]
-    near = difflib.get_close_matches(name, [path.name for path in runs], n=3, cutoff=0.4) or [runs[-1].name]
-    raise StoreError(f"no run {name!r} under {results}; nearest: {', '.join(near)}")
+    near = difflib.get_close_matches(name, [path.name for path in runs], n=3, cutoff=0.4)
+    hint = f"nearest: {', '.join(near)}" if near else f"the latest is {runs[-1].name}; see `bcgbench list runs`"
+    raise StoreError(f"no run {name!r} under {results}; {hint}")
 
 
 def is_final(record: Record) -> bool:

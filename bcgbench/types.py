@@ -174,7 +174,7 @@ class Engagement:
     """Proof that the graphs ran, over warm-up and all measured requests of one arm."""
 
     captures: tuple[int, ...]
-    """Graphs held after preparation, after req1, after req2, after req1 again; equal when nothing was captured late."""
+    """Graphs captured by the end of preparation, req1, req2, req1 again; equal when nothing was captured late."""
     signatures: tuple[str, ...]
     """One line per captured signature."""
     segments: int

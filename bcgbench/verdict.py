@@ -21,8 +21,9 @@ from bcgbench.outputs import answer, judge_outputs, padding_phrase, size_phrase,
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
 
-SEVERITY = (3, 4, 1, 7, 6, 5, 0)
-"""Exit codes, worst first: wrong pictures, unbelievable figures, slower, no environment, nothing, unclear, fine."""
+SEVERITY = (3, 4, 1, 2, 7, 6, 5, 0)
+"""Exit codes, worst first: wrong pictures, unbelievable figures, slower, bad input that only the model's process could
+see, no environment, nothing, unclear, fine."""
 _STATUS_EXIT = {"OK": 0, "INVALID": 4, "FAILED": 7, "SKIPPED": 6}
 _JUDGED = CODES | {"impossible-time", "timer-mismatch", "stages-do-not-add-up"}
 
@@ -45,6 +46,9 @@ class Thresholds:
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
     max_memory_ratio: float | None = None
     """Limit on peak allocated memory of b over a."""
+    max_padding_float32: float = 1e-4
+    """What padding may change of a transformer output in float32, relative to its largest magnitude. On tiny models
+    right padding stays below 1e-6, a forgotten mask is above 1e-3; PSNR cannot tell them apart (54 dB when wrong)."""
     min_padding_psnr_db: float | None = None
     """Limit on what padding may change; None reports it only."""
 
@@ -136,7 +140,7 @@ def compare(
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     outputs = judge_outputs(b, rerun=answer((a, b), "rerun") or rerun, margin_db=thresholds.floor_margin_db)
     over = tuple(_limits_passed(a, b, thresholds))
-    statuses = [_STATUS_EXIT[r.status] for r in (a, b)]
+    statuses = [_status_exit(r) for r in (a, b)]
     unlike = 4 if refused and not any(statuses) else 0
     slower = 1 if speed.speed == "SLOWER" else 0
     return Verdict(
@@ -153,6 +157,11 @@ def compare(
         reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over)),
         exit_code=worst([outputs.exit_code, *statuses, unlike, slower, *(code for code, _ in over)]),
     )
+
+
+def _status_exit(record: Record) -> int:
+    asked_wrongly = record.status == "FAILED" and any(reason.code == "usage" for reason in record.reasons)
+    return 2 if asked_wrongly else _STATUS_EXIT[record.status]
 
 
 def _unbelievable(record: Record) -> tuple[Reason, ...]:
@@ -224,6 +233,12 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds) -> Iterable[tuple[i
         text = f"peak memory is {ratio:.3f} times that of {a.runner}, limit {limits.max_memory_ratio:.3f}"
         yield 1, Reason(code="memory-over-limit", text=text)
     padding = answer((b, a), "padding")
+    worst_call = padding.worst_call if padding else None
+    if b.case.dtype == "float32" and worst_call and worst_call.data_range:
+        share = worst_call.max_abs / (worst_call.data_range / 2)
+        if share > limits.max_padding_float32:
+            text = f"padding changes {worst_call.name} by {share:.2g} of its size in float32, limit "
+            yield 3, Reason(code="padding-over-limit", text=f"{text}{limits.max_padding_float32:g}; is a mask missing?")
     found = padding and worst_difference((*padding.images, *padding.latents))
     least_db = limits.min_padding_psnr_db
     if least_db is not None and found and (found.psnr_db is None or found.psnr_db < least_db):
@@ -249,7 +264,7 @@ def record_exit_code(records: Sequence[Record], *, thresholds: Thresholds = DEFA
     """Exit code of a run: 6 when nothing was measured, else the worst of statuses and output checks of all arms."""
     if all(r.status == "SKIPPED" for r in records):
         return 6
-    codes = [_STATUS_EXIT[r.status] for r in records if r.status != "SKIPPED"]
+    codes = [_status_exit(r) for r in records if r.status != "SKIPPED"]
     for record in records:
         rerun = answer((r for r in records if r.case.key == record.case.key), "rerun")
         codes.append(judge_outputs(record, rerun=rerun, margin_db=thresholds.floor_margin_db).exit_code)

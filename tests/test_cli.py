@@ -175,6 +175,9 @@ def test_options_are_pinned():
         ((*TINY, "--device", "tpu"), "tpu"),
         ((*TINY, "--dtype", "int3"), "int3"),
         ((*TINY, "--source", "/no/such/folder"), "/no/such/folder"),
+        ((*TINY, "--source", "tests", "--weights", "random"), "leave out one of the two"),
+        ((*TINY, "--steps", "1"), "at least 2 denoise steps"),
+        (("--model", "tiny/z-image", "--buckets", "64"), "no prompt-length buckets"),
         (("--model", "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "--res", "500x512"), "multiples of 32"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -238,6 +241,15 @@ def test_an_unreadable_run_does_not_hide_the_others(results: Path):
     assert "upgrade" in json.loads(done.stdout)[1]["models"]
 
 
+def test_an_interrupted_run_is_unfinished_not_failed(tmp_path: Path, fake_worker):
+    """Ctrl-C is no fault of a model."""
+    stopped = {"status": "FAILED", "reasons": (make.reason(code="interrupted"),)}
+    fake_worker.records = lambda case: (make.record(case=case), make.graph_record(case=case, **stopped))
+    done = invoke("run", *TINY, "--runner", "eager,bcg", "--results", tmp_path)
+    assert done.exit_code == 7
+    assert done.stdout.startswith("UNFINISHED: 1 case; 1 arm FAILED (interrupted: bcg)")
+
+
 def test_a_journal_cut_off_within_a_line_is_shown_as_unfinished(results: Path):
     """What was written whole is reported, what is missing is named, and no PASS stands over a part."""
     (journal,) = results.glob("*/journal.jsonl")
@@ -279,7 +291,8 @@ def test_an_unknown_run_names_the_nearest(results: Path):
     """A misspelt run id."""
     done = invoke("report", make.RUN_ID[:-1], "--results", results)
     assert done.exit_code == 2
-    assert make.RUN_ID in done.stderr
+    assert f"nearest: {make.RUN_ID}" in done.stderr
+    assert f"the latest is {make.RUN_ID}" in invoke("report", "nothing-like-it", "--results", results).stderr
 
 
 def test_a_bug_is_one_message_with_a_hint_and_debug_shows_the_traceback(results: Path, monkeypatch: pytest.MonkeyPatch):
@@ -507,6 +520,10 @@ def test_two_runs_are_compared_arm_by_arm(results: Path):
     assert (verdict["a"], verdict["b"], verdict["speed"]) == (f"bcg of {make.RUN_ID}", f"bcg of {later}", "FASTER")
     assert "not-interleaved" in [reason["code"] for reason in verdict["reasons"]]
     assert [record["run_id"] for record in document["records"]] == [make.RUN_ID, later]
+    text = invoke("compare", make.RUN_ID, later, "--results", results).stdout
+    assert text.startswith(f"A: {make.RUN_ID}\nB: {later}\n\n")
+    assert "bcg of B against bcg of A" in text
+    assert "outputs exact;" in text.partition("\n\n")[2].partition("\n\n")[0]
 
 
 def test_two_runs_without_a_common_arm_are_exit_code_6(results: Path):

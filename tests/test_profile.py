@@ -32,7 +32,7 @@ def eager(n, *, traced=None):
 
 def test_counts_are_per_step():
     """Ten launches over two steps are five a step; ten kernels of 1 us are 5 us busy a step."""
-    found = summarise(eager(10), steps=2, graph_nodes_per_step=0)
+    found = summarise(eager(10), steps=2, graph_kernels_per_step=0)
     assert found.launches == {"kernel": 5, "graph": 0, "memcpy": 0, "memset": 0}
     assert found.kernels == 5
     assert found.busy_s == pytest.approx(5e-6)
@@ -42,22 +42,22 @@ def test_counts_are_per_step():
 def test_overlapping_kernels_are_busy_once():
     """Two streams at once do not make a GPU 200 % busy."""
     events = [LOOP, *[host("cudaLaunchKernel")] * 3, gpu(2_000, 4_000), gpu(3_000, 1_000), gpu(5_000, 3_000)]
-    assert summarise(events, steps=1, graph_nodes_per_step=0).busy_s == pytest.approx(6e-6)
+    assert summarise(events, steps=1, graph_kernels_per_step=0).busy_s == pytest.approx(6e-6)
 
 
 def test_work_outside_the_loop_is_not_counted():
     """Text encoder before, VAE after."""
     outside = [host("cudaLaunchKernel", start=10), gpu(20, 900), host("cudaLaunchKernel", 101_500), gpu(102_000, 9_000)]
     inside = eager(4)
-    assert summarise([*outside, *inside], steps=1, graph_nodes_per_step=0) == summarise(
-        inside, steps=1, graph_nodes_per_step=0
+    assert summarise([*outside, *inside], steps=1, graph_kernels_per_step=0) == summarise(
+        inside, steps=1, graph_kernels_per_step=0
     )
 
 
 def test_a_kernel_that_outlasts_the_loop_is_clipped():
     """GPU and host clocks agree to some microseconds only."""
     events = [LOOP, host("cudaLaunchKernel"), gpu(100_000, 5_000)]
-    assert summarise(events, steps=1, graph_nodes_per_step=0).busy_s == pytest.approx(1e-6)
+    assert summarise(events, steps=1, graph_kernels_per_step=0).busy_s == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_kernel_that_outlasts_the_loop_is_clipped():
 )
 def test_api_calls_are_sorted_by_what_they_launch(name, kind):
     """Runtime and driver API, with and without version suffix; what runs on the host is no launch."""
-    found = summarise([LOOP, host(name)], steps=1, graph_nodes_per_step=0).launches
+    found = summarise([LOOP, host(name)], steps=1, graph_kernels_per_step=0).launches
     assert {k for k, count in found.items() if count} == ({kind} if kind else set())
 
 
@@ -92,7 +92,7 @@ def test_copies_and_fills_are_neither_kernels_nor_busy():
     copy = gpu(30_000, 9_000, name="Memcpy HtoD (Pageable -> Device)", kind="gpu_memcpy")
     fill = gpu(50_000, 9_000, name="Memset (Device)", kind="gpu_memset")
     found = summarise(
-        [*eager(2), host("cudaMemcpyAsync"), copy, host("cudaMemsetAsync"), fill], steps=1, graph_nodes_per_step=0
+        [*eager(2), host("cudaMemcpyAsync"), copy, host("cudaMemsetAsync"), fill], steps=1, graph_kernels_per_step=0
     )
     assert (found.kernels, found.launches["memcpy"], found.launches["memset"]) == (2, 1, 1)
     assert found.busy_s == pytest.approx(2e-6)
@@ -101,13 +101,13 @@ def test_copies_and_fills_are_neither_kernels_nor_busy():
 def test_without_kinds_names_decide():
     """A torch that does not tell the activity type."""
     events = [e._replace(kind="") for e in (*eager(2), gpu(60_000, 5_000, name="Memcpy DtoD (Device -> Device)"))]
-    assert summarise(events, steps=1, graph_nodes_per_step=0).kernels == 2
+    assert summarise(events, steps=1, graph_kernels_per_step=0).kernels == 2
 
 
 def test_synchronisation_on_the_gpu_is_no_kernel():
     """CUPTI reports waits as GPU events too."""
     events = [*eager(2), gpu(3_000, 90_000, name="Stream Wait Event", kind="cuda_sync")]
-    found = summarise(events, steps=1, graph_nodes_per_step=0)
+    found = summarise(events, steps=1, graph_kernels_per_step=0)
     assert (found.kernels, found.busy_s) == (2, pytest.approx(2e-6))
 
 
@@ -120,7 +120,7 @@ def graphs(*, traced):
 @pytest.mark.parametrize(("traced", "is_known"), [(100, True), (99, True), (98, False), (3, False), (0, False)])
 def test_an_under_recorded_replay_has_no_busy_time(traced, is_known):
     """Below 99 % of the graphs' nodes a busy GPU would look idle, so there is a note and no figure."""
-    found = summarise(graphs(traced=traced), steps=2, graph_nodes_per_step=50)
+    found = summarise(graphs(traced=traced), steps=2, graph_kernels_per_step=50)
     assert (found.busy_s is not None) == is_known
     assert ("101 expected" in found.note) != is_known
     assert found.launches == {"kernel": 0.5, "graph": 1, "memcpy": 0, "memset": 0}
@@ -128,33 +128,33 @@ def test_an_under_recorded_replay_has_no_busy_time(traced, is_known):
 
 def test_graphs_of_unknown_size_have_no_busy_time():
     """Compiled graphs do not tell their nodes; what is missing could not be noticed."""
-    found = summarise(graphs(traced=100), steps=2, graph_nodes_per_step=None)
+    found = summarise(graphs(traced=100), steps=2, graph_kernels_per_step=None)
     assert found.busy_s is None
     assert "not known" in found.note
 
 
 def test_lost_eager_kernels_are_noticed():
     """A full trace buffer drops kernels without any graph."""
-    found = summarise(eager(40, traced=20), steps=1, graph_nodes_per_step=0)
+    found = summarise(eager(40, traced=20), steps=1, graph_kernels_per_step=0)
     assert found.busy_s is None
-    assert found.note == "only 20 of 40 expected GPU activities were traced"
+    assert found.note == "only 20 of 40 expected kernels were traced"
 
 
 def test_graphs_that_never_launched_are_noticed():
     """An arm that should replay and ran eagerly lacks its nodes."""
-    assert summarise(eager(5), steps=1, graph_nodes_per_step=50).busy_s is None
+    assert summarise(eager(5), steps=1, graph_kernels_per_step=50).busy_s is None
 
 
 def test_a_trace_without_the_loop_is_an_error():
     """A whole request's kernels would be taken for the loop's."""
     with pytest.raises(BcgbenchError, match="no denoise loop"):
-        summarise(eager(3)[1:], steps=1, graph_nodes_per_step=0)
+        summarise(eager(3)[1:], steps=1, graph_kernels_per_step=0)
 
 
 def test_no_step_is_an_error():
     """Nothing to divide by."""
     with pytest.raises(BcgbenchError, match="at least one denoise step"):
-        summarise(eager(3), steps=0, graph_nodes_per_step=0)
+        summarise(eager(3), steps=0, graph_kernels_per_step=0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), max_size=12))
@@ -173,7 +173,7 @@ def test_a_cpu_run_is_profiled_and_says_that_it_has_no_gpu():
 
     if torch.cuda.is_available():
         pytest.skip("counts GPU work of the process where there is a GPU")
-    found = profile_request(run, steps=1, graph_nodes_per_step=0)
+    found = profile_request(run, steps=1, graph_kernels_per_step=0)
     assert found.launches == {"kernel": 0, "graph": 0, "memcpy": 0, "memset": 0}
     assert (found.kernels, found.busy_s) == (0, None)
     assert found.note == "no GPU activity in the denoise loop"

@@ -219,7 +219,7 @@ def test_arms_that_failed_alike_share_one_line_and_no_column():
 def test_a_tape_run_says_of_each_pair_only_what_a_tape_can_say():
     """Outputs; that nothing was timed stands once, below the metrics."""
     text = renderer("table")(tape())
-    assert "  bcg against eager: outputs exact; padding changes nothing\n" in text
+    assert "  bcg against eager: outputs: exact; padding changes nothing\n" in text
     assert text.startswith("PASS: 1 case; speed not timed on a CPU; outputs exact; replays 560/560")
     assert text.count("carries no speed") == 1
     assert "hook" not in text
@@ -351,6 +351,47 @@ def test_any_text_is_one_cell(text: str):
 def test_redaction_is_stable(text: str):
     """What was redacted once stays as it is."""
     assert base.redact(base.redact(text)) == base.redact(text)
+
+
+def test_the_samples_say_whether_the_gpu_was_throttled():
+    """A power cap explains a slow image; idle is no throttling."""
+    fine, capped = (
+        replace(make.sample(), gpu_state=make.gpu_state(throttle_bits=bits, sm_clock_hz=hz, power_w=power))
+        for bits, hz, power in ((0x1, 1_980_000_000, 300.0), (0x4, 1_755_000_000, 700.0))
+    )
+    text = renderer("markdown")(report_of(make.record(samples=(fine, fine, capped))))
+    assert "1755 to 1980 MHz, 300 to 700 W, throttled at 1 of 3 (reasons 0x4)" in text
+
+
+def test_figures_stand_right_and_words_left():
+    """Digits line up below each other; a list of figures reads like words."""
+    text = markdown_syntax.table(
+        ("name", "time", "why", "all"), [("a", "1 s", "slow", "1 s, 2 s"), ("b", "n/a (no GPU)", "none", "3 s")]
+    )
+    assert text.splitlines()[1] == "| :--- | ---: | :--- | :--- |"
+
+
+def test_commands_name_the_arms_and_the_folder_of_this_run():
+    """They can be typed one after the other, by whoever repeats the run."""
+    command = "bcgbench run --model Qwen/Qwen-Image --runner eager,graph --results out"
+    report = report_of(make.record(), make.graph_record(runner="graph"), info=make.run_info(command=command))
+    block = renderer("markdown")(report).partition("```\n")[2].partition("```")[0]
+    assert block.splitlines() == [
+        command,
+        "bcgbench compare eager graph --results out",
+        "bcgbench report --format markdown --results out",
+    ]
+
+
+def test_a_tape_report_has_no_columns_and_no_sentences_of_times():
+    """Nothing was timed by CUDA events, and no memory was measured on a CPU."""
+    text = renderer("markdown")(tape())
+    assert "CUDA events" not in text
+    assert "<summary>Memory" not in text
+    assert "not-timed" not in text
+    assert markdown_tables(text)[1][0] == [
+        "Model / shape", "Arm", "Status", "Against", "Outputs", "Padding alone", "Captures",
+    ]  # fmt: skip
 
 
 def test_details_are_folded_and_balanced():

@@ -16,7 +16,7 @@ from bcgbench.cases import nearest_sizes
 from bcgbench.errors import UsageError
 from tests import factories as make
 
-BUILT_IN = ("pr27436", "resolution", "smoke")
+BUILT_IN = ("pr27436", "resolution", "smoke", "tiny")
 
 
 def facts(model):
@@ -263,16 +263,19 @@ def test_built_in_suite_expands_with_the_real_models(name):
     """Every model exists and can make the size; a random-weights suite never asks for a download."""
     cases = suite.expand(suite.load_suite(name), facts=models.facts)
     assert cases
-    assert {case.weights for case in cases} == ({"pretrained"} if name == "smoke" else {"random"})
+    assert {case.weights for case in cases} == ({"pretrained"} if name in {"smoke", "tiny"} else {"random"})
 
 
-def test_smoke_covers_every_tiny_model_on_the_cpu():
-    """What CI runs needs no GPU and leaves no adapter out."""
-    cases = suite.expand(suite.load_suite("smoke"), facts=models.facts)
-    assert {case.model for case in cases} == {name for name in models.MODELS if name.startswith("tiny/")}
-    assert {(c.device, c.dtype, c.width_px, c.height_px, c.steps, c.profile) for c in cases} == {
-        ("cpu", "float32", 32, 32, 2, False)
-    }
+def test_tiny_covers_every_tiny_model_and_smoke_some_on_the_cpu():
+    """What CI can run needs no GPU, and one suite leaves no adapter out."""
+    every = {name for name in models.MODELS if name.startswith("tiny/")}
+    for name in ("smoke", "tiny"):
+        cases = suite.expand(suite.load_suite(name), facts=models.facts)
+        assert {case.model for case in cases} <= every
+        assert {(c.device, c.dtype, c.width_px, c.height_px, c.steps, c.profile) for c in cases} == {
+            ("cpu", "float32", 32, 32, 2, False)
+        }
+    assert {case.model for case in cases} == every
 
 
 def test_pr27436_is_the_published_table():

@@ -234,8 +234,8 @@ def unstable() -> Record:
 
 
 def test_the_worst_code_wins_in_a_fixed_order() -> None:
-    """Differs, invalid, slower, environment, nothing, inconclusive, fine."""
-    order = [3, 4, 1, 7, 6, 5, 0]
+    """Differs, invalid, slower, bad input, environment, nothing, inconclusive, fine."""
+    order = [3, 4, 1, 2, 7, 6, 5, 0]
     assert [worst(order[i:]) for i in range(len(order))] == order
     assert worst([]) == 0
 
@@ -259,6 +259,7 @@ def test_exit_code_is_the_worst_of_all_verdicts() -> None:
         ([record(), graph_record(status="SKIPPED")], 0),
         ([record(), graph_record(status="INVALID")], 4),
         ([record(), graph_record(status="FAILED")], 7),
+        ([record(status="FAILED", reasons=(make.reason(code="usage"),))], 2),
         ([record(), graph_record(fidelity=(inexact(),))], 3),
         ([unstable(), graph_record(fidelity=(inexact(),))], 0),
     ],

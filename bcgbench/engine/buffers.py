@@ -66,7 +66,7 @@ def empty_like_strided(tensor: Tensor, device: torch.device) -> Tensor:
     return base.as_strided(tensor.shape, tensor.stride()) if list(tensor.shape) != kept else base
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
     """The elements of an expanded tensor once: copying into overlapping memory is refused by torch."""
     for axis, step in enumerate(tensor.stride()):
         if step == 0 and tensor.shape[axis] > 1:
@@ -74,10 +74,10 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def copy_strided(tensor: Tensor) -> Tensor:
-    """A copy of equal strides, where `Tensor.clone` makes an expanded tensor dense: that has another signature."""
+def clone_strided(tensor: Tensor) -> Tensor:
+    """A copy with the strides kept, which `Tensor.clone` does not promise: they are part of a call's signature."""
     copy = empty_like_strided(tensor, tensor.device)
-    _dense(copy).copy_(_dense(tensor))
+    dense(copy).copy_(dense(tensor))
     return copy
 
 
@@ -128,7 +128,8 @@ class StaticInputs:
             if seen is not None and now is not None and seen[0]() is leaf and seen[1] == now:
                 continue
             trees.check_like(buffer, leaf, name=f"argument leaf {index}")
-            _dense(buffer).copy_(_dense(leaf), non_blocking=True)
+            # from pinned memory a copy returns before it is done, and the caller may write there again
+            dense(buffer).copy_(dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
             self._seen[index] = (weakref.ref(leaf), now)
             self.copies += 1
 

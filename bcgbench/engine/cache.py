@@ -72,8 +72,8 @@ class GraphCache:
         nearest = min((difference(held, signature) for held in self._graphs), key=len)
         return self.count("no graph for this signature", nearest)
 
-    def count(self, reason: str, fields: tuple[str, ...] = ()) -> MissCount:
-        """Count a call that ran eagerly for `reason`."""
-        miss = self.misses.setdefault((reason, fields), MissCount(reason, fields))
+    def count(self, reason: str, fields: tuple[str, ...] = (), *, key: str | None = None) -> MissCount:
+        """Count a call that ran eagerly for `reason`; calls of one `key` are one miss, told by its first reason."""
+        miss = self.misses.setdefault((key or reason, fields), MissCount(reason, fields))
         miss.count += 1
         return miss

@@ -50,7 +50,7 @@ class Capture:
         self.watch = diagnose.Watch()
         self._backend = backend
         self._constants = constants
-        self._module = module
+        self.module = module
         self._segment: Segment | None = None
         self._made: dict[int, StorageWeakRef] = {}
         self._unreturned = breaks.Unreturned()
@@ -73,8 +73,8 @@ class Capture:
 
     def _begin(self) -> None:
         segment = self._backend.segment()
+        self._segment = segment  # before it begins: one that fails while it begins must be abandoned too
         segment.begin()
-        self._segment = segment
 
     def _end(self) -> None:
         segment, self._segment = self._segment, None
@@ -100,13 +100,12 @@ class Capture:
     def _refuse_unreturned(self, tree: Any) -> None:
         if any(self._unreturned.holds(tensor) and not self._is_made(tensor) for tensor in trees.tensors(tree)):
             raise CaptureError(
-                f"A tensor that a break made but did not return is used in {diagnose.call_site(self._module)}; a "
+                f"A tensor that a break made but did not return is used in {diagnose.call_site(self.module)}; a "
                 "replay would use the captured one. Return it from the break."
             )
 
     def _freeze(self, tree: Any) -> Any:
         """What a break keeps of its arguments: views of what this graph writes, strong references to the rest."""
-
         self._refuse_unreturned(tree)
 
         def keep(leaf: Any) -> Any:
@@ -133,26 +132,28 @@ class Capture:
         return self._bridge(step, result, trees.tensors((args, kwargs)))
 
     def _bridge(self, step: Break, result: Any, given: list[Tensor]) -> Any:
-        segment, self._segment = self._segment, None  # nothing here is recorded
-        assert segment is not None
         owned = {tensor.untyped_storage()._cdata for tensor in given}
         leaves, spec = trees.flatten(result)
         step.spec = spec
         made: dict[int, Tensor] = {}
-        for index, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                step.constants.append((index, leaf))
-            elif leaf.untyped_storage()._cdata in owned:
-                step.views.append((index, Address.of(leaf)))
-            elif id(leaf) not in made:
-                made[id(leaf)], bridge = segment.bridge(leaf)
-                self._note_made(made[id(leaf)])
-                step.bridges.append((index, bridge))
-        self._segment = segment
+        segment, self._segment = self._segment, None  # nothing here is recorded
+        assert segment is not None
+        try:
+            for index, leaf in enumerate(leaves):
+                if not isinstance(leaf, Tensor):
+                    step.constants.append((index, leaf))
+                elif leaf.untyped_storage()._cdata in owned:
+                    step.views.append((index, Address.of(leaf)))
+                elif id(leaf) not in made:
+                    made[id(leaf)], bridge = segment.bridge(leaf)
+                    self._note_made(made[id(leaf)])
+                    step.bridges.append((index, bridge))
+        finally:
+            self._segment = segment  # also after an error: `run` must find the open segment to abandon it
         return trees.rebuild(spec, [made.get(id(leaf), leaf) for leaf in leaves])
 
     def _guard(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        where = f"{getattr(function, '__name__', function)} in {diagnose.call_site(self._module)}"
+        where = f"{getattr(function, '__name__', function)} in {diagnose.call_site(self.module)}"
         with self._between_segments():
             value = function(*args, **kwargs)
             frozen_args, frozen_kwargs = self._freeze((args, kwargs))
@@ -208,7 +209,7 @@ class Capture:
         if masked or name in DYNAMIC_OPS or overload in DYNAMIC_OPS:
             what = "indexing with a mask" if masked else name
             raise CaptureError(
-                f"{what} in {diagnose.call_site(self._module)}: the shape of its result depends on data, which a graph "
+                f"{what} in {diagnose.call_site(self.module)}: the shape of its result depends on data, which a graph "
                 "cannot hold. Use torch.where or index with integers, or put the code in a function and break there."
             )
 
@@ -236,24 +237,29 @@ def capture(
         rehearsal = Rehearsal(constants)
         with FunctionWatch(rehearsal.handle), breaks.active(rehearsal), policy.patched():
             expected = trees.clone(run())
-        _check_unwritten(before, inputs)
         backend.rewind()
+        _check_unwritten(before, inputs)
         recorder = Capture(backend, constants, module=module)
-        try:
-            with policy.patched():
-                output = recorder.run(run)
-        except (CaptureError, KeyboardInterrupt, torch.OutOfMemoryError):
-            backend.recover()
-            raise
-        except Exception as error:
-            backend.recover()
-            raise CaptureError(
-                f"Capture failed in {diagnose.error_site(error, module)}: {type(error).__name__}: {error}. "
-                "Break around that call (--break dotted.name), or run this model eagerly."
-            ) from error
+        output = _record(recorder, run, backend, policy)
     _check_limits(recorder, segment_limit)
     diagnose.check_same(expected, output, explain=lambda: _first_module(run, backend, policy, module))
     return SegmentedGraph(call.signature, inputs, recorder.steps, output, list(recorder.held.values()))
+
+
+def _record(recorder: Capture, run: Callable[[], Any], backend: Backend, policy: BreakPolicy) -> Any:
+    """The capturing call. After a failure the backend is recovered; an error that is not the engine's is wrapped."""
+    try:
+        with policy.patched():
+            return recorder.run(run)
+    except (CaptureError, KeyboardInterrupt, torch.OutOfMemoryError):
+        backend.recover()
+        raise
+    except Exception as error:
+        backend.recover()
+        raise CaptureError(
+            f"Capture failed in {diagnose.error_site(error, recorder.module)}: {type(error).__name__}: {error}. "
+            "Break around that call (--break dotted.name), or run this model eagerly."
+        ) from error
 
 
 def _check_unwritten(before: list[int | None], inputs: StaticInputs) -> None:
@@ -289,6 +295,6 @@ def _first_module(run: Callable[[], Any], backend: Backend, policy: BreakPolicy,
             run()
         backend.rewind()
         recorder = Capture(backend, constants, module=module)
-        with policy.patched(), recorder.watch.hooked(module):
-            recorder.run(run)
+        with recorder.watch.hooked(module):
+            _record(recorder, run, backend, policy)
     return diagnose.first_difference(eager, recorder.watch)

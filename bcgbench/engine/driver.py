@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,15 +16,28 @@ def _check(result: tuple[Any, ...], *, call: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def node_count(graph: torch.cuda.CUDAGraph) -> int | None:
-    """Nodes (kernels, copies, fills) of a graph captured with `keep_graph=True`; None without cuda-python."""
+class Nodes(NamedTuple):
+    """What a graph holds."""
+
+    total: int
+    """Kernels, copies, fills and empty nodes."""
+    kernels: int
+
+
+def count_nodes(graph: torch.cuda.CUDAGraph) -> Nodes | None:
+    """Nodes of a graph captured with `keep_graph=True`; None without cuda-python."""
     try:
         from cuda.bindings import runtime
     except ImportError:
         return None
     handle = runtime.cudaGraph_t(graph.raw_cuda_graph())
-    *_, count = _check(runtime.cudaGraphGetNodes(handle), call="cudaGraphGetNodes")
-    return int(count)
+    *_, total = _check(runtime.cudaGraphGetNodes(handle), call="cudaGraphGetNodes")
+    if not total:
+        return Nodes(0, 0)
+    nodes, *_ = _check(runtime.cudaGraphGetNodes(handle, total), call="cudaGraphGetNodes")
+    kernel = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel
+    kinds = [_check(runtime.cudaGraphNodeGetType(node), call="cudaGraphNodeGetType")[0] for node in nodes]
+    return Nodes(int(total), kinds.count(kernel))
 
 
 def pool_bytes(pools: list[Any]) -> int:

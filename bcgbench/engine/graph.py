@@ -18,7 +18,15 @@ from bcgbench.errors import EngineError, ReplayError
 
 
 class GuardFailed(Exception):
-    """A host value differs from the captured one: this call needs another graph."""
+    """A host value differs from the captured one: this call needs another graph.
+
+    Segments before the guard have run: a forward that draws random numbers has advanced the generator.
+    """
+
+    def __init__(self, text: str, *, where: str) -> None:
+        super().__init__(text)
+        self.where = where
+        """The same for every failure of one guard, whatever value it met."""
 
 
 class Step(Protocol):
@@ -46,20 +54,27 @@ class Break:
     streams: list[torch.cuda.Stream] = field(default_factory=list)
     """Side streams that the call uses; joined, so that the next segment sees its work."""
 
+    @property
+    def name(self) -> str:
+        """The function that breaks."""
+        return str(getattr(self.function, "__qualname__", self.function))
+
     def replay(self) -> None:
         leaves, spec = trees.flatten(self.function(*self.args, **self.kwargs))
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
         if spec != self.spec or not all(isinstance(leaves[index], Tensor) for index, _ in self.bridges):
-            raise GuardFailed("a break returned other containers, or no tensor where it returned one when captured")
+            raise GuardFailed(
+                "a break returned other containers, or no tensor where it returned one when captured", where=self.name
+            )
         for index, bridge in self.bridges:
             bridge.fill(leaves[index])
         for index, place in self.views:
             if not isinstance(leaves[index], Tensor) or Address.of(leaves[index]) != place:
-                raise GuardFailed("a break returned another part of its arguments than when captured")
+                raise GuardFailed("a break returned another part of its arguments than when captured", where=self.name)
         for index, value in self.constants:
             if not same_value(leaves[index], value):
-                raise GuardFailed(f"a break returned {leaves[index]!r}, captured with {value!r}")
+                raise GuardFailed(f"a break returned {leaves[index]!r}, captured with {value!r}", where=self.name)
 
 
 @dataclass(slots=True)
@@ -75,7 +90,8 @@ class Guard:
     def replay(self) -> None:
         value = self.function(*self.args, **self.kwargs)
         if not same_value(value, self.expected):
-            raise GuardFailed(f"host read at {self.where}: captured {_short(self.expected)}, now {_short(value)}")
+            text = f"host read at {self.where}: captured {_short(self.expected)}, now {_short(value)}"
+            raise GuardFailed(text, where=self.where)
 
 
 def _short(value: Any) -> str:
@@ -107,7 +123,15 @@ class SegmentedGraph:
     @property
     def nodes(self) -> int | None:
         """Operations in all segments; None if unknown."""
-        counts = [getattr(step, "nodes", 0) for step in self.steps]
+        return self._count("nodes")
+
+    @property
+    def kernels(self) -> int | None:
+        """Kernels in all segments; None if unknown."""
+        return self._count("kernels")
+
+    def _count(self, what: str) -> int | None:
+        counts = [getattr(step, what, 0) for step in self.steps]
         return None if None in counts else sum(counts)
 
     def replay(self, leaves: list[Any]) -> Any:

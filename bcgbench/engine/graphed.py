@@ -14,7 +14,7 @@ from bcgbench.engine.graph import GuardFailed, SegmentedGraph
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
 from bcgbench.engine.tape import backend_for
-from bcgbench.errors import CaptureError
+from bcgbench.errors import CaptureError, ReplayError
 
 
 class GraphedForward:
@@ -63,9 +63,10 @@ class GraphedForward:
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         segment_limit=self.cache.limits.segments)  # fmt: skip
         self.prepare_forwards += 3
-        self.cache.add(graph)
-        self.growth_bytes.append(_reserved_bytes(self._device) - before)
+        grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
         self._check_pool()
+        self.growth_bytes.append(grown)
+        self.cache.add(graph)
         return graph
 
     def freeze(self) -> None:
@@ -85,8 +86,12 @@ class GraphedForward:
         try:
             output = graph.replay(call.leaves)
         except GuardFailed as reason:
-            self.cache.count(str(reason))
+            self.cache.count(str(reason), key=reason.where)
             return self.fall_back(arguments)
+        except ReplayError:
+            if self.backend is not None:
+                self.backend.check_alive()
+            raise
         self.replays += 1
         return output
 

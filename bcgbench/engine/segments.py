@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import driver, trees
-from bcgbench.engine.buffers import Address
+from bcgbench.engine.buffers import Address, dense, empty_like_strided
 from bcgbench.errors import ProcessPoisoned
 
 
@@ -25,15 +25,20 @@ class Bridge:
 
     def __init__(self, place: Tensor | Address) -> None:
         self._place = place
-        self._view: Tensor | None = place if isinstance(place, Tensor) else None
+        self._views: tuple[Tensor, Tensor] | None = None
+        """The place, and its elements once where it is expanded; made once, since every replay fills it."""
 
     def fill(self, result: Tensor) -> None:
         """Copy a break's output; raises `StaticInputError` on another shape or dtype."""
-        if self._view is None:
-            assert isinstance(self._place, Address)
-            self._view = self._place.view()
-        trees.check_like(self._view, result, name="output of a break")
-        self._view.copy_(result)
+        if self._views is None:
+            whole = self._place if isinstance(self._place, Tensor) else self._place.view()
+            self._views = whole, dense(whole)
+        whole, once = self._views
+        trees.check_like(whole, result, name="output of a break")
+        if once is not whole:  # a result that is expanded no longer does not fit
+            result = dense(result)
+            trees.check_like(once, result, name="expanded output of a break")
+        once.copy_(result)
 
 
 class Segment(Protocol):
@@ -41,6 +46,8 @@ class Segment(Protocol):
 
     nodes: int | None
     """Operations in the segment; None if unknown."""
+    kernels: int | None
+    """Those of them that are kernels."""
 
     def begin(self) -> None:
         """Start recording."""
@@ -81,6 +88,9 @@ class Backend(Protocol):
     def recover(self) -> None:
         """After a failed capture: raise `ProcessPoisoned` unless the process is usable."""
 
+    def check_alive(self) -> None:
+        """After a replay that raised: `ProcessPoisoned` if the device is lost with it."""
+
     def pool_bytes(self) -> int:
         """Bytes held by the segments' private pool."""
 
@@ -90,6 +100,7 @@ class CudaSegment:
 
     def __init__(self, pool: Any, forks: list[torch.cuda.Stream]) -> None:
         self.nodes: int | None = None
+        self.kernels: int | None = None
         self._pool = pool
         self.forks = forks
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -103,7 +114,7 @@ class CudaSegment:
     def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
         # Allocated inside this segment's capture, so it lives and dies in the graph pool; filled once capture ended,
         # through its address, since the model may have freed it by then.
-        tensor = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        tensor = empty_like_strided(result, result.device)
         bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor)
         self._pending.append((bridge, result))
         return tensor, bridge
@@ -117,7 +128,9 @@ class CudaSegment:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
             self._graph.capture_end()
-        self.nodes = driver.node_count(self._graph)
+        counted = driver.count_nodes(self._graph)
+        if counted is not None:
+            self.nodes, self.kernels = counted
         for bridge, result in self._pending:
             bridge.fill(result)
         self._pending.clear()
@@ -195,6 +208,14 @@ class CudaBackend:
         except RuntimeError as error:
             raise ProcessPoisoned(
                 f"A failed capture left CUDA unusable in this process ({error}). End it and run the case in a new one."
+            ) from error
+
+    def check_alive(self) -> None:
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise ProcessPoisoned(
+                f"A replay lost the device ({str(error).splitlines()[0]}). Run the case in a new process."
             ) from error
 
     def pool_bytes(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import trees
+from bcgbench.engine.buffers import clone_strided
 from bcgbench.engine.segments import Backend, Bridge, CudaBackend
 
 _UNINITIALISED = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
@@ -27,13 +28,14 @@ class TapeSegment:
 
     def __init__(self) -> None:
         self.nodes: int | None = 0
+        self.kernels: int | None = 0
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
 
     def begin(self) -> None:
         """The capture feeds `record`."""
 
     def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
-        tensor = result.clone()
+        tensor = clone_strided(result)  # as on a GPU: kernels and random numbers follow the strides
         return tensor, Bridge(tensor)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -43,7 +45,7 @@ class TapeSegment:
         fresh = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
         if fresh or func._schema.is_mutable:
             self._operations.append((func, args, kwargs, fresh))
-            self.nodes = len(self._operations)
+            self.nodes = self.kernels = len(self._operations)
 
     def end(self) -> None:
         """The operations ran while they were recorded."""
@@ -95,6 +97,9 @@ class TapeBackend:
 
     def recover(self) -> None:
         """Nothing outlives a tape."""
+
+    def check_alive(self) -> None:
+        """There is no device to lose."""
 
     def pool_bytes(self) -> int:
         return 0

@@ -262,6 +262,7 @@ def load(case: Case) -> Session:
     elif synthetic:
         pipe = adapter.assemble(weights.Builder(device=device, dtype=dtype, seed=case.seed))
     else:  # built on the CPU, so that a tiny model has the same weights on every device
+        torch.set_num_threads(1)  # on tensors this small threads only wait for each other
         pipe = adapter.assemble(weights.Builder(device=torch.device("cpu"), dtype=dtype, seed=case.seed))
     pipe.to(device)
     modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]

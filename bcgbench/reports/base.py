@@ -189,14 +189,14 @@ def status_phrase(record: Record) -> str:
 
 def why_missing(record: Record, name: str) -> str:
     """The shortest true reason for a metric that a record lacks."""
+    if record.case.device == "cpu" and name not in HOOK_METRICS | GRAPH_METRICS:
+        return "CPU run"
     if record.status != "OK":
         return status_phrase(record)
     if name in HOOK_METRICS and record.hook_s is None:
         return "not hooked"
     if name in GRAPH_METRICS and record.backend == "none":
         return "no graph"
-    if record.case.device == "cpu":
-        return "CPU run"
     return "not profiled" if name in PROFILE_METRICS and record.profile is None else "not recorded"
 
 

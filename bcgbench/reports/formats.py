@@ -78,6 +78,12 @@ def count(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
+def span(values: Sequence[float], *, unit: str) -> str:
+    """`1980 MHz` where all are equal, else `259 to 271 W`."""
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
 def arrow(values: Sequence[int]) -> str:
     """`5 -> 5 -> 5`, the way reviewers already write capture counts."""
     return " -> ".join(str(value) for value in values)

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bcgbench.reports.base import Report
-    from bcgbench.types import Verdict
+    from bcgbench.types import Record, Verdict
 
 OUTCOMES = {
     0: "PASS",
     1: "SLOWER",
+    2: "BAD INPUT",
     3: "OUTPUTS DIFFER",
     4: "INVALID",
     5: "INCONCLUSIVE",
@@ -24,13 +25,13 @@ OUTCOMES = {
 """Exit code -> the words a report opens with."""
 
 UNFINISHED = "UNFINISHED"
-"""Instead of PASS where arms that were asked for have no record: what is there is fine, and it is not the run."""
+"""Where arms that were asked for were interrupted or have no record, and what there is is fine."""
 
 
 def overall(report: Report) -> str:
     """`PASS: 1 case; bcg against eager FASTER 2.64x [2.60, 2.68], n = 10 pairs; outputs exact; replays 400/400`."""
     code = base.exit_code(report)
-    outcome = UNFINISHED if report.missing and code == 0 else OUTCOMES.get(code, "FAILED")
+    outcome = UNFINISHED if _is_part(report, code=code) else OUTCOMES.get(code, "FAILED")
     verdicts = base.gating(report)
     judged = (_speed_summary(verdicts), _fidelity_summary(verdicts)) if verdicts else ("no pair of arms to compare",)
     parts = (
@@ -41,6 +42,18 @@ def overall(report: Report) -> str:
         _replay_summary(report),
     )
     return f"{outcome}: " + "; ".join(part for part in parts if part)
+
+
+def _is_part(report: Report, *, code: int) -> bool:
+    if code == 0:
+        return bool(report.missing)
+    failed = (record for record in report.records if record.status == "FAILED")
+    only_interrupted = {_code(record) for record in failed} == {"interrupted"}
+    return only_interrupted and OUTCOMES.get(code) == "FAILED"
+
+
+def _code(record: Record) -> str:
+    return base.first_reason(record).partition(":")[0]
 
 
 def _missing(report: Report) -> str:
@@ -54,7 +67,7 @@ def _bad_arms(report: Report, verdicts: tuple[Verdict, ...]) -> Iterator[str]:
         bad = [record for record in report.records if record.status == status]
         by_reason: dict[str, dict[str, None]] = {}
         for record in bad:
-            by_reason.setdefault(base.first_reason(record).partition(":")[0], {})[record.runner] = None
+            by_reason.setdefault(_code(record), {})[record.runner] = None
         if bad:
             reasons = "; ".join(f"{code}: {', '.join(runners)}" for code, runners in by_reason.items())
             yield f"{formats.plural(len(bad), 'arm')} {status} ({reasons})"
@@ -91,7 +104,8 @@ def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
     if not judged:
         return "outputs not judged"
     exact = sum(verdict.exact is True for verdict in judged)
-    return "outputs exact" if exact == len(judged) == len(verdicts) else f"outputs exact in {exact} of {len(verdicts)}"
+    asked = [v for v in verdicts if v.exact is not None or base.runner_of(v.b) not in base.BASELINES]
+    return "outputs exact" if exact == len(asked) else f"outputs exact in {exact} of {len(asked)}"
 
 
 def _replay_summary(report: Report) -> str:

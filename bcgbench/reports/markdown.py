@@ -48,9 +48,11 @@ ARM_COLUMNS = (
     "GPU busy",
     "Hook's share",
     "Outputs",
-    "Padding",
+    "Padding alone",
     "Captures",
 )
+TIMED_COLUMNS = frozenset(ARM_COLUMNS[4:10])
+"""What only a GPU can tell: speed, times, launches."""
 EAGER, BCG, GRAPH = "eager", "bcg", "graph"
 _SUMMARY_CAPTURES = 3
 """After warm-up, after request 1, after request 2; the details list the repeat of request 1 as well."""
@@ -65,7 +67,7 @@ def render(report: Report) -> str:
         table(columns, [_summary_row(view) for view in views]),
         _caption(views),
         "**Every arm**",
-        table(ARM_COLUMNS, [row for view in views for row in _arm_rows(view)]),
+        _arm_table(views),
         *(f"> {escape(base.redact(note))}" for note in report.notes),
         *details(report, views),
     ]
@@ -89,7 +91,8 @@ def _summary_row(view: CaseView) -> list[str]:
         return escape(base.metric_text(view, record, name))
 
     def change(name: str) -> str:
-        return f"{metric(eager, name)} -> {metric(bcg, name)}"
+        before, after = metric(eager, name), metric(bcg, name)
+        return before if before == after and before.startswith(formats.NOT_AVAILABLE) else f"{before} -> {after}"
 
     return [
         _name(view),
@@ -149,6 +152,13 @@ def _proof(record: Record | None) -> list[str]:
     return [f"{proof.replays} / {proof.expected_forwards}", str(misses), str(proof.fallbacks)]
 
 
+def _arm_table(views: tuple[CaseView, ...]) -> str:
+    """Every arm of every case; without the columns of times where none was measured."""
+    shown = [n for n, name in enumerate(ARM_COLUMNS) if name not in TIMED_COLUMNS or any(view.timed for view in views)]
+    rows = [[row[n] for n in shown] for view in views for row in _arm_rows(view)]
+    return table([ARM_COLUMNS[n] for n in shown], rows)
+
+
 def _arm_rows(view: CaseView) -> list[list[str]]:
     if not view.arms:
         return [[_name(view), formats.missing("not run"), *[""] * (len(ARM_COLUMNS) - 2)]]
@@ -192,14 +202,19 @@ def _judged_cells(view: CaseView, label: str, record: Record) -> list[str]:
 
 
 def _caption(views: tuple[CaseView, ...]) -> str:
-    sentences = [
-        "One sample is one image (or video); times are medians over n samples, measured in interleaved rounds.",
-        "Denoise is the span of the denoise loop by CUDA events, total is the whole request.",
-        "A speedup is the median of the pairwise ratios of denoise times with its 95 % order-statistic interval.",
-        "GB is 10^9 bytes.",
-    ]
+    sentences = []
+    if any(view.timed for view in views):
+        sentences += [
+            "One sample is one image (or video); times are medians over n samples, measured in interleaved rounds.",
+            "Denoise is the span of the denoise loop by CUDA events, total is the whole request.",
+            "A speedup is the median of the pairwise ratios of denoise times with its 95 % order-statistic interval.",
+            "GB is 10^9 bytes.",
+        ]
     if any(not view.timed for view in views):
-        sentences.append("A dash stands for a time on a CPU (tape), which carries no speed.")
+        sentences.append(
+            "A dash stands for a time on a CPU, which carries no speed: outputs and graph use are checked there, on a "
+            "tape that replays the operations in place of a CUDA graph."
+        )
     if any(view.synthetic for view in views):
         sentences.append(
             "Synthetic weights are random: the arithmetic and its cost are real, the pictures mean nothing."

@@ -22,17 +22,20 @@ def details(report: Report, views: tuple[CaseView, ...]) -> list[str]:
     return [
         folded("Commands to repeat", code(_commands(report))),
         *_environments(report),
-        folded("Memory", table(_MEMORY_COLUMNS, [row for view in views for row in _memory(view)])),
-        *_block("Outputs compared", _FIDELITY_COLUMNS, [row for view in views for row in _fidelity(view)]),
-        _misses(views),
+        *_block("Memory", _MEMORY_COLUMNS, [row for view in views if view.timed for row in _memory(view)]),
+        *_block(
+            "Outputs compared", _FIDELITY_COLUMNS, [row for view in views for row in _fidelity(view)], about=_QUESTIONS
+        ),
+        *_misses(views),
         *_reasons(report, views),
-        *_block("Samples", _SAMPLE_COLUMNS, [row for view in views for row in _samples(view)], words=True),
+        *_block("Samples", _SAMPLE_COLUMNS, [row for view in views for row in _samples(view)]),
         *_images(views),
     ]
 
 
-def _block(summary: str, columns: tuple[str, ...], rows: Rows, *, words: bool = False) -> list[str]:
-    return [folded(summary, table(columns, rows, words=words))] if rows else []
+def _block(summary: str, columns: tuple[str, ...], rows: Rows, *, about: str = "") -> list[str]:
+    body = "\n\n".join(part for part in (about, table(columns, rows)) if part)
+    return [folded(summary, body)] if rows else []
 
 
 def _arms(view: CaseView) -> Iterator[tuple[list[str], Record]]:
@@ -41,10 +44,13 @@ def _arms(view: CaseView) -> Iterator[tuple[list[str], Record]]:
 
 
 def _commands(report: Report) -> str:
-    run_id = base.one_line(report.info.run_id)
-    lines = [base.redact(base.one_line(report.info.command))]
-    lines += [f"bcgbench compare eager bcg --run {run_id}", f"bcgbench report {run_id} --format markdown"]
-    return "\n".join(lines)
+    """What to type to see the same again: `compare` and `report` take the run that the first line makes."""
+    command = base.redact(base.one_line(report.info.command))
+    words = command.split()
+    results = f" --results {words[words.index('--results') + 1]}" if "--results" in words[:-1] else ""
+    pairs = dict.fromkeys((base.runner_of(verdict.a), base.runner_of(verdict.b)) for verdict in base.gating(report))
+    lines = [command, *(f"bcgbench compare {a} {b}{results}" for a, b in pairs if a != b)]
+    return "\n".join([*lines, f"bcgbench report --format markdown{results}"])
 
 
 def _environments(report: Report) -> list[str]:
@@ -62,7 +68,7 @@ def _environments(report: Report) -> list[str]:
         launch = environment.host_launch_s
         rows.append(["host time per launch", "n/a (no GPU)" if launch is None else formats.seconds(launch)])
         summary = "Environment" if len(seen) == 1 else f"Environment of {escape(', '.join(sorted(set(arms))))}"
-        blocks.append(folded(summary, table(("Field", "Value"), rows, words=True)))
+        blocks.append(folded(summary, table(("Field", "Value"), rows)))
     return blocks
 
 
@@ -94,11 +100,13 @@ def _commit(environment: Environment) -> str:
     return environment.git_commit[:12] + (" with local changes" if environment.git_dirty else "")
 
 
-_MEMORY_COLUMNS = ("Model / shape", "Arm", "Weights", "Peak allocated", "Peak reserved", "Graph pool", "Per signature")
+_MEMORY_COLUMNS = (
+    "Model / shape", "Arm", "Weights", "Peak allocated", "Peak reserved", "Graph pool", "Growth per captured shape",
+)  # fmt: skip
 
 
 def _memory(view: CaseView) -> Rows:
-    return [[*head, *_memory_cells(view, record)] for head, record in _arms(view)]
+    return [[*head, *_memory_cells(view, record)] for head, record in _arms(view) if record.memory]
 
 
 def _memory_cells(view: CaseView, record: Record) -> Iterator[str]:
@@ -113,8 +121,13 @@ def _memory_cells(view: CaseView, record: Record) -> Iterator[str]:
     yield ", ".join(formats.size(each) for each in (memory.growth_bytes if memory else ())) or "none"
 
 
+_QUESTIONS = (
+    "rerun: eager against itself. padding: eager on padded inputs against eager. graph: the arm against eager on the "
+    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw."
+)
 _FIDELITY_COLUMNS = (
-    "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call", "Latents exact", "Images exact",
+    "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call that differs", "Latents exact",
+    "Images exact",
     "Max difference", "Least PSNR", "Least SSIM",
 )  # fmt: skip
 
@@ -146,7 +159,7 @@ def _exact_of(differences: tuple[Difference, ...]) -> str:
     return f"{sum(each.exact for each in differences)} of {len(differences)}"
 
 
-def _misses(views: tuple[CaseView, ...]) -> str:
+def _misses(views: tuple[CaseView, ...]) -> list[str]:
     rows = [
         [*head, escape(miss.module), str(miss.count), escape(base.redact(miss.reason)),
          escape(base.redact("; ".join(miss.difference))) or "n/a (no captured signature)"]
@@ -156,9 +169,12 @@ def _misses(views: tuple[CaseView, ...]) -> str:
         for miss in record.engagement.misses
     ]  # fmt: skip
     if not rows:
-        return folded("Misses: none", "Every call of every graph arm found its captured graph, or no graph arm ran.")
+        proofs = [base.proof_of(record) for view in views for record in view.arms.values()]
+        return (
+            [folded("Misses: none", "Every call of every graph arm found its captured graph.")] if any(proofs) else []
+        )
     columns = ("Model / shape", "Arm", "Module", "Count", "Reason", "Difference from the nearest captured signature")
-    return folded("Misses", table(columns, rows, words=True))
+    return [folded("Misses", table(columns, rows))]
 
 
 def _reasons(report: Report, views: tuple[CaseView, ...]) -> list[str]:
@@ -170,11 +186,20 @@ def _reasons(report: Report, views: tuple[CaseView, ...]) -> list[str]:
     ]
     for v in report.verdicts:
         arms = f"{base.model_name(v.case)} @ {v.case.resolution}, {v.b} against {v.a}"
-        lines += [f"- {escape(f'{arms}: {base.reason_text(reason)}')}" for reason in v.reasons]
+        told = [reason for reason in v.reasons if reason.code != "not-timed"]  # the caption says it of all
+        lines += [f"- {escape(f'{arms}: {base.reason_text(reason)}')}" for reason in told]
     return [folded("Reasons", "\n".join(lines))] if lines else []
 
 
-_SAMPLE_COLUMNS = ("Model / shape", "Arm", "n", "Clock", "Denoise per image, in order of measurement", "Settings")
+_SAMPLE_COLUMNS = (
+    "Model / shape",
+    "Arm",
+    "n",
+    "Clock",
+    "Denoise per image, in order of measurement",
+    "GPU",
+    "Settings",
+)
 
 
 def _samples(view: CaseView) -> Rows:
@@ -183,8 +208,33 @@ def _samples(view: CaseView) -> Rows:
         measured = record.measured
         clock, times = _denoise_samples(measured) if view.timed else ("none", formats.NOT_TIMED)
         settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()))
-        rows.append([*head, str(len(measured)), clock, times, escape(base.redact(settings)) or "n/a (none recorded)"])
+        rows.append(
+            [
+                *head,
+                str(len(measured)),
+                clock,
+                times,
+                _gpu_states(measured),
+                escape(base.redact(settings)) or "n/a (none recorded)",
+            ]
+        )
     return rows
+
+
+_HARMLESS_BITS = 0x1 | 0x2 | 0x10 | 0x100
+"""NVML's clock-event reasons that take nothing away: idle, clocks as set, sync boost, display."""
+
+
+def _gpu_states(measured: tuple[Sample, ...]) -> str:
+    """`1980 MHz, 259 to 271 W, throttled at 0 of 20`: the state right after each image."""
+    states = [sample.gpu_state for sample in measured if sample.gpu_state]
+    if not states:
+        return formats.missing("not recorded")
+    clocks = formats.span([state.sm_clock_hz / 1e6 for state in states], unit="MHz")
+    power = formats.span([state.power_w for state in states], unit="W")
+    slowed = [state.throttle_bits for state in states if state.throttle_bits & ~_HARMLESS_BITS]
+    reasons = f" (reasons {', '.join(f'{bits:#x}' for bits in sorted(set(slowed)))})" if slowed else ""
+    return f"{clocks}, {power}, throttled at {len(slowed)} of {len(states)}{reasons}"
 
 
 def _denoise_samples(measured: tuple[Sample, ...]) -> tuple[str, str]:
@@ -204,4 +254,5 @@ def _images(views: tuple[CaseView, ...]) -> list[str]:
         for name, path in sorted(record.artifacts.items())
         if path.endswith(".png") and not record.synthetic  # noise, and large: left out of published runs
     ]
-    return [folded("Images", "\n".join(links))] if links else []
+    about = "Links are relative to the folder of the run.\n\n"
+    return [folded("Images", about + "\n".join(links))] if links else []

@@ -14,6 +14,7 @@ _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "\\`*|~"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 )
 _ARROW = "-&gt;"
+_NO_FIGURE = ("n/a", "-", "none", "(reference)", "no graph")
 _MENTION = re.compile(r"@(?=\w)")
 
 
@@ -23,10 +24,16 @@ def escape(text: str) -> str:
     return _MENTION.sub("&#64;", escaped)  # a name must not notify a GitHub user
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """A table of cells that are escaped already: the first column to the left, numbers to the right unless `words`."""
-    rule = [":---", *[":---" if words else "---:"] * (len(columns) - 1)]
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are escaped already: columns of figures to the right, of words to the left."""
+    rows = [list(row) for row in rows]
+    rule = ["---:" if n and _is_figures(row[n] for row in rows) else ":---" for n in range(len(columns))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows))
+
+
+def _is_figures(cells: Iterable[str]) -> bool:
+    """Whether every cell is one figure or says that there is none."""
+    return all((cell[:1].isdigit() and ", " not in cell) or cell.startswith(_NO_FIGURE) for cell in cells)
 
 
 def folded(summary: str, body: str) -> str:

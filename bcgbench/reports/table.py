@@ -90,7 +90,7 @@ def metrics_block(view: CaseView) -> str:
 
 
 def _verdict_text(view: CaseView, verdict: Verdict) -> str:
-    parts = [f"outputs {_outputs(verdict)}"]
+    parts = [f"outputs: {_outputs(verdict)}"]
     if view.timed:
         parts = [base.speed_phrase(verdict), *parts, f"peak memory {_memory(view, verdict)}"]
     new = [reason for reason in verdict.reasons if reason.code not in SAID_ALREADY]

@@ -122,6 +122,25 @@ class TestValues:
         with pytest.raises(StaticInputError, match="output of a break"):
             engine({"x": x(1, 2, 3)})
 
+    @pytest.mark.parametrize(
+        "function", [lambda t: t.reshape(3, 1).expand(3, 4), lambda t: t.outer(t).t(), lambda t: t.outer(t)[:, ::2]]
+    )
+    def test_a_result_keeps_its_strides(self, function):
+        """Expanded ones too: dropout draws in the order of the strides, and kernels are chosen by them."""
+        function = eager_on_graph(lambda t, inner=function: inner(t * 2))
+        engine = captured(lambda a: F.dropout(function(a["x"]), 0.5), x=x())
+        torch.manual_seed(0)
+        got = engine({"x": x(4, 5, 6)})
+        torch.manual_seed(0)
+        assert bit_equal(got, F.dropout(function(x(4, 5, 6)), 0.5))
+
+    def test_a_result_no_longer_expanded_is_an_error(self):
+        """The captured memory holds one row."""
+        function = eager_on_graph(lambda t: (t * 2).expand(2, 3) if t[0] > 0 else torch.stack([t, t * 2]))
+        engine = captured(lambda a: function(a["x"] + 0) + 1, x=x())
+        with pytest.raises(StaticInputError, match="expanded output of a break"):
+            engine({"x": x(-1, 2, 3)})
+
     def test_constants_among_its_arguments_are_frozen(self):
         """They are part of what was captured; another one is another signature."""
         function = eager_on_graph(lambda t, n: t * n)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bcgbench.engine.buffers import Address, StaticInputs, borrow, copy_strided, empty_like_strided, version
+from bcgbench.engine.buffers import Address, StaticInputs, borrow, clone_strided, empty_like_strided, version
 from bcgbench.errors import StaticInputError
 
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ def layouts(draw: st.DrawFn) -> Tensor:
 @pytest.mark.parametrize("leaf", [torch.rand(1).expand(2), torch.rand(2, 4)[:, :3], torch.rand(3, 2).T])
 def test_a_copy_keeps_strides(leaf: Tensor):
     """LTX-2 expands its timestep: a traced call must ask for the signature that the pipeline will ask for."""
-    copy = copy_strided(leaf)
+    copy = clone_strided(leaf)
     assert torch.equal(copy, leaf)
     assert copy.stride() == leaf.stride()
     assert copy.data_ptr() != leaf.data_ptr()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bcgbench.engine import graphed
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.graphed import GraphedForward
@@ -126,8 +127,19 @@ def test_a_call_never_captures_by_itself():
 
 
 def test_a_pool_over_its_limit_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """Before the next capture fills the device."""
+    """Before the next capture fills the device; the graph that went over it is not kept."""
     forward = engine(pool_bytes=1_000)
     monkeypatch.setattr(forward.backend, "pool_bytes", lambda: 2_000)
     with pytest.raises(CaptureError, match=r"holds 2,000 bytes, the limit is 1,000"):
         forward.prepare({"x": torch.ones(1)})
+    assert len(forward.cache) == 0
+
+
+def test_growth_is_read_before_an_eviction_gives_memory_back(monkeypatch: pytest.MonkeyPatch):
+    """Else a graph that takes another's place would cost nothing."""
+    forward, evicted = engine(entries=1), []
+    monkeypatch.setattr(graphed, "_reserved_bytes", lambda _device: evicted.append(forward.cache.evictions) or 0)
+    forward.prepare({"x": torch.ones(1)})
+    forward.prepare({"x": torch.ones(2)})
+    assert evicted == [0, 0, 0, 0]
+    assert forward.cache.evictions == 1

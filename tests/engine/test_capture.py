@@ -18,6 +18,7 @@ from bcgbench.engine.cache import Limits
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graph import Break, Guard
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.tape import TapeBackend, TapeSegment
 from bcgbench.errors import CaptureError, ReplayError, SignatureError
 
 
@@ -55,10 +56,14 @@ class Counting(nn.Module):
 class Drift(nn.Module):
     """Adds the number of calls so far."""
 
-    calls = 0
+    def __init__(self, *, fails_in: int = 0) -> None:
+        super().__init__()
+        self.calls, self.fails_in = 0, fails_in
 
     def forward(self, value: Tensor) -> Tensor:
         self.calls += 1
+        if self.calls == self.fails_in:
+            raise ValueError(f"call {self.calls}")
         return value + self.calls
 
 
@@ -174,6 +179,17 @@ class TestFailure:
         assert torch.equal(got, torch.rand(3) + x(4, 5, 6))
         assert engine.replays == 1
 
+    def test_an_error_while_looking_for_the_first_differing_module_is_a_capture_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        """That is a second capture: what it leaves behind is cleaned up as after the first."""
+        recovered: list[str] = []
+        monkeypatch.setattr(TapeBackend, "recover", lambda _backend: recovered.append("second"))
+        module = nn.Sequential(Drift(fails_in=6))
+        with pytest.raises(CaptureError, match=r"Capture failed in 0 .*call 6"):
+            captured(lambda a: module(a["x"]), module, x=x())
+        assert recovered == ["second"]
+
     @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
     def test_an_interrupt_and_lack_of_memory_stay_what_they_are(self, error: type[BaseException]):
         """Both have their own ending of a case."""
@@ -186,6 +202,19 @@ class TestFailure:
 
         with pytest.raises(error):
             captured(forward, x=x())
+
+    def test_lack_of_memory_for_a_bridge_ends_the_open_segment(self, monkeypatch: pytest.MonkeyPatch):
+        """A CUDA stream left in capture mode would cost the whole process."""
+        abandoned: list[str] = []
+
+        def full(_segment: TapeSegment, _result: Tensor) -> Any:
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(TapeSegment, "bridge", full)
+        monkeypatch.setattr(TapeSegment, "abandon", lambda _segment: abandoned.append("open"))
+        with pytest.raises(torch.OutOfMemoryError):
+            captured(lambda a: breaks.eager_on_graph(torch.neg)(a["x"] + 1) + 1, x=x())
+        assert abandoned == ["open"]
 
     def test_more_steps_than_the_limit(self):
         """A break in a loop over tokens."""

@@ -130,7 +130,7 @@ def test_an_eager_loop_is_counted():
     request(session, 0, clock=CudaClock())
     measured = request(session, 0, clock=CudaClock())
     found = profile_request(
-        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_nodes_per_step=0
+        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_kernels_per_step=0
     )
     assert found.note == ""
     assert found.launches == {"kernel": ADDS, "graph": 0, "memcpy": 0, "memset": 0}
@@ -143,7 +143,7 @@ def test_a_replayed_graph_is_counted_or_refused(replay):
     session = Session(replay)
     request(session, 0, clock=CudaClock())
     found = profile_request(
-        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_nodes_per_step=ADDS
+        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_kernels_per_step=ADDS
     )
     assert found.launches["graph"] == 1
     assert found.launches["kernel"] == 0
@@ -158,7 +158,7 @@ def test_a_graph_that_holds_more_than_was_traced_has_no_busy_time(replay):
     """The check can fail: a graph said to be twice as large."""
     session = Session(replay)
     found = profile_request(
-        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_nodes_per_step=2 * ADDS
+        lambda: request(session, 0, clock=CudaClock()) and None, steps=STEPS, graph_kernels_per_step=2 * ADDS
     )
     assert found.busy_s is None
 

@@ -1,0 +1,78 @@
+"""Arms: the hook comes and goes without a trace, and a traced call has the signature of the pipeline's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bcgbench.arms import Arm, Tracer
+from bcgbench.engine.signature import sign
+from bcgbench.runners import RUNNERS
+
+
+class Double(nn.Module):
+    """A denoiser of one argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def arm(module: nn.Module, runner: str = "eager") -> Arm:
+    """An arm on a session with one denoiser and no length policy."""
+    adapter: Any = SimpleNamespace(
+        forward=lambda _module, original, arguments: original(**arguments), breaks=(), default_buckets=()
+    )
+    session: Any = SimpleNamespace(
+        adapter=adapter, case=SimpleNamespace(break_policy="attention", buckets=None), device=torch.device("cpu"),
+        denoisers={"transformer": module},
+    )  # fmt: skip
+    return Arm(RUNNERS[runner], session)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(1).expand(4), torch.ones(4, 6)[:, ::2], torch.ones(4, 6).t(), torch.ones(2, 3)],
+    ids=["expanded", "with gaps", "transposed", "dense"],
+)  # fmt: skip
+def test_a_traced_call_has_the_signature_of_the_pipelines_own(x: Tensor):
+    """A graph is captured from the traced call: other strides would be a miss at every request."""
+    module = Double()
+    tracer = Tracer(arm(module))
+    with torch.no_grad(), tracer.recording():
+        module(x)
+    (traced,) = tracer.calls
+    kept = traced.arguments["x"]
+    assert torch.equal(kept, x)
+    assert kept is not x
+    assert sign(traced.arguments).signature == sign({"x": x}).signature
+
+
+def test_a_traced_call_keeps_what_the_pipeline_goes_on_to_overwrite():
+    """A scheduler may write to the latents in place; an object that did not change is kept once."""
+    module, x = Double(), torch.ones(3)
+    tracer = Tracer(arm(module))
+    with torch.no_grad(), tracer.recording():
+        module(x)
+        module(x)
+        x.zero_()
+        module(x)
+    first, second, third = (traced.arguments["x"] for traced in tracer.calls)
+    assert first is second
+    assert (first.tolist(), third.tolist()) == ([1, 1, 1], [0, 0, 0])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_detached_arm_leaves_the_forward_as_it_was(*, own: bool):
+    """Also one that stands on the instance, where accelerate's offloading puts its own."""
+    module = Double()
+    if own:
+        module.forward = lambda x: x * 3  # type: ignore[method-assign]
+    before = vars(module).get("forward")
+    made = arm(module)
+    with made.attached():
+        assert module(torch.ones(1)).tolist() == [3 if own else 2]
+    assert vars(module).get("forward") is before
+    assert made.counts.forwards == 1
