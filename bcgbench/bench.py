@@ -20,7 +20,8 @@ from bcgbench import answers, environment, measure
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import save_finals
-from bcgbench.errors import BcgbenchError, CaptureError, EngineError, ProcessPoisoned
+from bcgbench.child import reason_of
+from bcgbench.errors import BcgbenchError, ProcessPoisoned
 from bcgbench.models import base
 from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult, assemble, sample_of
@@ -253,25 +254,26 @@ class CaseBench:
     def _attempt(self, stage: str, live: Live, work: Callable[[Live], object]) -> None:
         """Run a stage of an arm that did not fail before; what it raises is the arm's failure.
 
-        CUDA lost and a stop end the case.
+        CUDA lost and a stop end the case. Torch's own errors, out of memory among them, are RuntimeErrors.
         """
         if not live.usable:
             return
         try:
             work(live)
-        except CaptureError as error:
-            live.result.failure = Reason(code="capture-failed", text=str(error))
-        except torch.OutOfMemoryError as error:
-            live.result.failure = Reason(code="out-of-memory", text=f"while in {stage}: {str(error).splitlines()[0]}")
-            torch.cuda.empty_cache()
-        except ProcessPoisoned as error:
-            live.result.failure = Reason(code="process-poisoned", text=str(error))
-            raise
-        except BcgbenchError as error:  # also a picture with NaN, outputs of unlike size, a trace without events
-            code = "engine" if isinstance(error, EngineError) else "failed"
-            live.result.failure = Reason(code=code, text=f"while in {stage}: {error}")
-        if live.result.failure is not None:
-            log.error("%s: %s", live.name, live.result.failure.text)
+        except (BcgbenchError, RuntimeError) as error:
+            reason = reason_of(error)
+            live.result.failure = dataclasses.replace(reason, text=f"while in {stage}: {reason.text}")
+            log.exception("%s failed", live.name)
+            if isinstance(error, ProcessPoisoned):
+                raise
+            self._check_device()
+
+    def _check_device(self) -> None:
+        """After an arm failed: give its memory back. Raises `ProcessPoisoned` if it took the device with it."""
+        try:
+            measure.memory(self.session.device)
+        except RuntimeError as error:
+            raise ProcessPoisoned(f"The device does not answer: {str(error).splitlines()[0]}.") from error
 
     def _report(self, stage: str, arm: str, *, done: int = 0, total: int = 0, eta_s: float | None = None) -> None:
         if self._should_stop():

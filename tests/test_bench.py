@@ -111,7 +111,7 @@ def test_a_lost_device_names_the_arm_that_lost_it(tmp_path: Path, monkeypatch: p
     records, _ = run(tmp_path, "eager", "bcg", "graph")
     reasons = {name: record.reasons[0] for name, record in records.items()}
     assert {reason.code for reason in reasons.values()} == {"process-poisoned"}
-    assert reasons["bcg"].text == "A replay lost the device."
+    assert reasons["bcg"].text == "while in requests: A replay lost the device."
     assert "another arm lost the device" in reasons["eager"].text
     assert len(records["eager"].samples) == 4
 
@@ -134,3 +134,28 @@ def test_a_forgotten_mask_fails_the_run_in_float32(tmp_path: Path, monkeypatch: 
     verdict = compare(records["eager"], records["bcg"])
     assert verdict.exit_code == 3
     assert "is a mask missing?" in " ".join(reason.text for reason in verdict.reasons)
+
+
+def test_an_error_of_torch_in_one_arm_is_that_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A kernel that raises in the warm call of a capture costs that arm alone."""
+    prepare = bench.CaseBench._prepare
+
+    def failing(self: bench.CaseBench, live: bench.Live) -> None:
+        if live.name == "bcg":
+            raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+        prepare(self, live)
+
+    monkeypatch.setattr(bench.CaseBench, "_prepare", failing)
+    records, _ = run(tmp_path, "eager", "bcg", "graph")
+    assert [records[name].status for name in ("eager", "graph")] == ["OK", "OK"]
+    (reason,) = records["bcg"].reasons
+    assert (records["bcg"].status, reason.code) == ("FAILED", "crashed")
+    assert "while in prepare: RuntimeError: CUBLAS_STATUS_EXECUTION_FAILED" in reason.text
+
+
+def test_a_full_disk_costs_pictures_only(tmp_path: Path):
+    """Records are kept without artifacts when the folder cannot be written."""
+    (tmp_path / "artifacts").write_text("in the way")
+    records, _ = run(tmp_path, "eager", "bcg")
+    assert {record.status for record in records.values()} == {"OK"}
+    assert {tuple(record.artifacts) for record in records.values()} == {()}
