@@ -170,22 +170,6 @@ def doctor(*, results: Path = Path("results")) -> list[Check]:
     )
 
 
-def no_color() -> bool:
-    """Whether NO_COLOR asks for plain text (no-color.org: set and not empty)."""
-    return bool(os.environ.get("NO_COLOR"))
-
-
-def in_github_actions() -> bool:
-    """Whether this runs as a step of a GitHub workflow, which turns marked lines into annotations."""
-    return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-def step_summary_path() -> Path | None:
-    """The file that GitHub shows as the summary of the step."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    return Path(path) if path else None
-
-
 def _is_on(name: str) -> bool:
     """A switch as huggingface_hub reads it."""
     return os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}

@@ -1,8 +1,7 @@
 """Two outputs to one `Difference`: bit-exactness first, then sizes of the difference. And the files that show it.
 
-Here: digests, comparing, heat maps, saving arrays. Not here: which difference is acceptable (`verdict.py`), where two
-arms begin to differ (`divergence.py`). PSNR of a set is never averaged: exact pairs have none (MSE 0), so a mean
-would be one of the others only.
+Here: digests, comparing, saving arrays. Not here: which difference is acceptable (`verdict.py`). PSNR of a set is never
+averaged: exact pairs have none (MSE 0), so a mean would be one of the others only.
 
 **NaN and infinity.** JSON has neither, so no figure here is ever one. Positions whose bytes differ and where either
 value is not finite count as differing and belong to the bounding box; their difference is no number, so `max_abs`
@@ -117,14 +116,6 @@ def compare(a: Array, b: Array, *, name: str, data_range: float | None = None, s
         psnr_db=_psnr_db(sizes, data_range=span),
         ssim=_ssim(_pixels(a), _pixels(b)) if ssim else None,
     )
-
-
-def heatmap(a: Array, b: Array, *, scale: float = 16) -> NDArray:
-    """|a - b| * scale, clipped to 255, as uint8 of the same shape. `a` and `b`: uint8 images of equal shape."""
-    left, right = _pixels(a), _pixels(b)
-    if left.shape != right.shape:
-        raise BcgbenchError(f"a heat map needs images of one size, got {left.shape} and {right.shape}")
-    return np.clip(np.abs(left.astype(np.int16) - right) * float(scale), 0, PIXEL_RANGE).astype(np.uint8)
 
 
 def save_png(image: Array, path: Path) -> None:

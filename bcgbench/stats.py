@@ -11,7 +11,6 @@ Bulej et al., arXiv:2001.05811); a longer back-to-back run only estimates the dr
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 
@@ -28,13 +27,6 @@ def median(xs: Sequence[float]) -> float:
     if not xs:
         raise ValueError("the median of no values is not defined")
     return float(statistics.median(xs))
-
-
-def geometric_mean(xs: Sequence[float]) -> float:
-    """Return exp of the mean log, for ratios. ValueError when empty or when a value is not above 0."""
-    if not xs or min(xs) <= 0:
-        raise ValueError(f"a geometric mean needs values above 0, got {list(xs)}")
-    return math.exp(math.fsum(map(math.log, xs)) / len(xs))
 
 
 def abba_order(arms: Sequence[str], round: int) -> tuple[str, ...]:
@@ -77,27 +69,6 @@ def order_statistic_interval(xs: Sequence[float], *, confidence: float = 0.95) -
     method = f"order statistics {rank} and {n + 1 - rank} of {n}, coverage {coverage(n, rank=rank):.4f}"
     return Interval(
         centre=median(xs), low=ordered[rank - 1], high=ordered[n - rank], confidence=confidence, method=method
-    )
-
-
-def bootstrap_interval(
-    xs: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """Percentile bootstrap interval of the median, for drawing; it covers 92-94 % at 10 values, so it decides nothing.
-
-    Same values and seed give the same interval. Source: Efron, Bootstrap Methods, Ann. Statist. 7 (1979).
-    ValueError when empty.
-    """
-    centre = median(xs)
-    generator = random.Random(seed)
-    medians = sorted(median(generator.choices(xs, k=len(xs))) for _ in range(resamples))
-    tail = round((1 - confidence) / 2 * (resamples - 1))
-    return Interval(
-        centre=centre,
-        low=medians[tail],
-        high=medians[resamples - 1 - tail],
-        confidence=confidence,
-        method=f"percentile bootstrap of the median, {resamples} resamples, seed {seed}",
     )
 
 

@@ -191,27 +191,6 @@ def test_without_git_there_is_no_commit(monkeypatch, tmp_path):
     assert environment._git(Path(environment.__file__).parent) == (None, None)
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("1", True), ("0", True)])
-def test_no_color_is_set_and_not_empty(monkeypatch, value, expected):
-    """The rule of no-color.org: any value but the empty one."""
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if value is not None:
-        monkeypatch.setenv("NO_COLOR", value)
-    assert environment.no_color() is expected
-
-
-def test_github_is_recognised(monkeypatch, tmp_path):
-    """Annotations and the step summary only where GitHub reads them."""
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    assert not environment.in_github_actions()
-    assert environment.step_summary_path() is None
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    assert environment.in_github_actions()
-    assert environment.step_summary_path() == tmp_path / "summary.md"
-
-
 def test_doctor_passes_on_what_only_the_environment_knows(monkeypatch, nvml, tmp_path):
     """Driver, NVML's fault, hub and offline switch."""
     seen = []
@@ -232,6 +211,6 @@ def test_doctor_passes_on_what_only_the_environment_knows(monkeypatch, nvml, tmp
 
 
 def test_importing_the_module_does_not_import_torch():
-    """The command line asks for NO_COLOR long before it needs torch."""
+    """`doctor` answers without loading torch first."""
     code = "import sys, bcgbench.environment; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

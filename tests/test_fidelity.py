@@ -17,7 +17,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from bcgbench import fidelity
 from bcgbench.errors import BcgbenchError
-from bcgbench.fidelity import NOT_FINITE, compare, digest, heatmap, save_latents, save_png
+from bcgbench.fidelity import NOT_FINITE, compare, digest, save_latents, save_png
 from bcgbench.store import to_json
 
 IMAGES = hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))
@@ -265,14 +265,6 @@ def test_ssim_of_floats_is_refused():
     """Their range would be a guess."""
     with pytest.raises(BcgbenchError, match="uint8"):
         compare(np.zeros((16, 16, 3)), np.zeros((16, 16, 3)), name="x", ssim=True)
-
-
-def test_heat_map_scales_and_clips():
-    """Differences times 16, at most 255, whichever arm is brighter."""
-    a, b = flat(100, 1, 4, 3), np.array([[[100] * 3, [101] * 3, [98] * 3, [200] * 3]], dtype=np.uint8)
-    assert heatmap(a, b)[0, :, 0].tolist() == [0, 16, 32, 255]
-    assert np.array_equal(heatmap(a, b), heatmap(b, a))
-    assert heatmap(a, b, scale=1)[0, :, 0].tolist() == [0, 1, 2, 100]
 
 
 def test_a_png_keeps_every_pixel(tmp_path):

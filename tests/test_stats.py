@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from functools import cache
 
 import pytest
@@ -24,18 +23,6 @@ def test_median_of_nothing_is_an_error() -> None:
     """No value in place of a missing one."""
     with pytest.raises(ValueError, match="no values"):
         stats.median([])
-
-
-def test_geometric_mean_of_a_ratio_and_its_inverse_is_one() -> None:
-    """Twice as fast and twice as slow cancel, unlike in an arithmetic mean."""
-    assert stats.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("values", [[], [1.0, 0.0], [-1.0]])
-def test_geometric_mean_refuses_values_without_a_logarithm(values: list[float]) -> None:
-    """Empty, zero and negative input raise."""
-    with pytest.raises(ValueError, match="above 0"):
-        stats.geometric_mean(values)
 
 
 def test_two_arms_run_abba() -> None:
@@ -120,21 +107,6 @@ def test_coverage_holds_for_skewed_noise() -> None:
         found = stats.order_statistic_interval([generator.expovariate(1) for _ in range(10)])
         hits += found is not None and found.low <= truth <= found.high
     assert hits / 2000 == pytest.approx(0.9785, abs=0.01)
-
-
-def test_bootstrap_repeats_and_encloses_the_median() -> None:
-    """Same values and seed give the same interval; another seed may not."""
-    values = [1.0, 1.1, 0.9, 1.05, 1.2, 0.95, 1.0]
-    found = stats.bootstrap_interval(values, seed=3)
-    assert found == stats.bootstrap_interval(values, seed=3)
-    assert found.low <= statistics.median(values) <= found.high
-    assert "2000 resamples, seed 3" in found.method
-
-
-def test_bootstrap_of_equal_values_has_no_width() -> None:
-    """No spread in, no spread out."""
-    found = stats.bootstrap_interval([2.0] * 8)
-    assert (found.low, found.centre, found.high) == (2.0, 2.0, 2.0)
 
 
 def test_pairs_needed_grows_with_the_square_of_the_precision() -> None:

@@ -17,7 +17,8 @@ class Limits:
     """Bounds of one cache. Exceeding one is an eviction or an error, and is counted."""
 
     entries: int = 64
-    segments: int = 2_000
+    steps: int = 2_000
+    """Segments, breaks and guards of one graph."""
     pool_bytes: int | None = None
 
 

@@ -215,7 +215,7 @@ class Capture:
 
 
 def capture(
-    forward: Forward, call: Call, *, backend: Backend, policy: BreakPolicy, module: nn.Module | None, segment_limit: int
+    forward: Forward, call: Call, *, backend: Backend, policy: BreakPolicy, module: nn.Module | None, step_limit: int
 ) -> SegmentedGraph:
     """Capture `forward(arguments)` for the signature of `call`, in three passes: warm, rehearsal, capture.
 
@@ -241,7 +241,7 @@ def capture(
         _check_unwritten(before, inputs)
         recorder = Capture(backend, constants, module=module)
         output = _record(recorder, run, backend, policy)
-    _check_limits(recorder, segment_limit)
+    _check_limits(recorder, step_limit)
     diagnose.check_same(expected, output, explain=lambda: _first_module(run, backend, policy, module))
     return SegmentedGraph(call.signature, inputs, recorder.steps, output, list(recorder.held.values()))
 
@@ -271,10 +271,10 @@ def _check_unwritten(before: list[int | None], inputs: StaticInputs) -> None:
             )
 
 
-def _check_limits(recorder: Capture, segment_limit: int) -> None:
-    if len(recorder.steps) > segment_limit:
+def _check_limits(recorder: Capture, step_limit: int) -> None:
+    if len(recorder.steps) > step_limit:
         raise CaptureError(
-            f"The capture has {len(recorder.steps)} steps, the limit is {segment_limit}. Break at fewer functions, or "
+            f"The capture has {len(recorder.steps)} steps, the limit is {step_limit}. Break at fewer functions, or "
             "raise the limit."
         )
 

@@ -61,7 +61,7 @@ class GraphedForward:
             return held
         before = _reserved_bytes(self._device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
-                        segment_limit=self.cache.limits.segments)  # fmt: skip
+                        step_limit=self.cache.limits.steps)  # fmt: skip
         self.prepare_forwards += 3
         grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
         self._check_pool()

@@ -226,7 +226,7 @@ class TestFailure:
             return a["x"]
 
         with pytest.raises(CaptureError, match=r"has 10 steps, the limit is 9"):
-            captured(forward, x=x(), limits=Limits(segments=9))
+            captured(forward, x=x(), limits=Limits(steps=9))
 
     def test_a_replay_that_raises_is_an_error_and_no_eager_call(self):
         """Whatever a break raises: a silent eager answer would be timed as a graph's."""
