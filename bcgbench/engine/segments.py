@@ -95,19 +95,28 @@ class Backend(Protocol):
         """Bytes held by the segments' private pool."""
 
 
+POOL_HEADROOM = 1.25
+"""Size of a pool's first block over the peak of the rehearsal, for what does not fit without a gap."""
+
+
 class CudaSegment:
     """One CUDA graph in the backend's private memory pool."""
 
-    def __init__(self, pool: Any, forks: list[torch.cuda.Stream]) -> None:
+    def __init__(self, pool: Any, forks: list[torch.cuda.Stream], *, carve_bytes: int = 0) -> None:
         self.nodes: int | None = None
         self.kernels: int | None = None
         self._pool = pool
+        self._carve_bytes = carve_bytes
         self.forks = forks
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._pending: list[tuple[Bridge, Tensor]] = []
 
     def begin(self) -> None:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        if self._carve_bytes:  # one block for the others to be cut from, so that they leave no gaps between them
+            stream = torch.cuda.current_stream()
+            block = torch.cuda.caching_allocator_alloc(self._carve_bytes, stream.device, stream)
+            torch.cuda.caching_allocator_delete(block)
         for stream in self.forks:  # work that the model goes on issuing to a side stream belongs to this segment
             stream.wait_stream(torch.cuda.current_stream())
 
@@ -163,16 +172,27 @@ class CudaBackend:
         self.pools: list[Any] = [torch.cuda.graph_pool_handle()]
         """The last one serves new captures; earlier ones live on with the graphs captured before a failure."""
         self._stream = torch.cuda.Stream(self.device)
+        self._carved: Any = None
+        """The pool whose first block is made."""
         self.forks: list[torch.cuda.Stream] = []
         self._random: Tensor | None = None
 
     def segment(self) -> CudaSegment:
-        return CudaSegment(self.pools[-1], self.forks)
+        return CudaSegment(self.pools[-1], self.forks, carve_bytes=self._first_block_bytes())
+
+    def _first_block_bytes(self) -> int:
+        """Size of the block to begin a new pool with: the peak of the calls before this capture; 0 in a pool in use."""
+        if self._carved == self.pools[-1]:
+            return 0
+        self._carved = self.pools[-1]
+        peak = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(POOL_HEADROOM * peak)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
         caller = torch.cuda.current_stream(self.device)
         self._random = torch.cuda.get_rng_state(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         self.forks.clear()
         gc.collect()  # freeing an old graph or tensor in the middle of a capture invalidates it
         enabled = gc.isenabled()
