@@ -236,10 +236,13 @@ def test_token_counts_are_estimated_where_nothing_states_them(monkeypatch: pytes
 
 
 def test_token_counts_come_from_the_tokenizer_where_it_is_at_hand(monkeypatch: pytest.MonkeyPatch):
-    """A cached tokenizer counts better than a suite's figure; the embeddings stay seeded."""
+    """A cached tokenizer counts better than an estimate; the embeddings stay seeded. Given counts stay as they are: the
+    lengths to run do not depend on what a machine has cached."""
     real = base.load(tiny_case("tiny/qwen-image"))
     monkeypatch.setattr(base.loading, "cached_tokenizer", lambda _: real.pipe.tokenizer)
-    session = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
+    given = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
+    assert (given.token_counts, given.token_source) == ((11, 47), "suite")
+    session = synthetic("tiny/qwen-image", monkeypatch)
     assert (session.token_counts, session.token_source) == (real.token_counts, "tokenizer")
     assert next(call["encoder_hidden_states"].shape[1] for call in traced(session, 0)) == real.token_counts[0]
 
