@@ -252,9 +252,7 @@ def plan(
         "steps": steps, "guidance": guidance, "weights": weights, "device": device, "dtype": dtype, "rounds": rounds,
         "profile": False if no_profile else None,
     }  # fmt: skip
-    selection = cli_run.Selection(
-        suite=suite, only=only, models=model, resolutions=res, runners=runner, values=values
-    )
+    selection = cli_run.Selection(suite=suite, only=only, models=model, resolutions=res, runners=runner, values=values)
     typer.echo(cli_info.plan_text(cli_run.cases_of(selection), as_json=as_json))
     return 0
 

@@ -161,7 +161,7 @@ def test_only_keeps_the_cases_that_are_named(tmp_path):
     ]
     assert suite.only(cases, ()) == tuple(cases)
     assert [case.model for case in suite.only(cases, ["a/LTX-2"])] == ["a/LTX-2"] * 2
-    assert [case.model for case in suite.only(cases, ["ltx", "big @ 64"])] == ["a/LTX-2"] * 2 + ["a/LTX-2.3"] * 2 + ["b/big"]
+    assert suite.only(cases, ["ltx", "big @ 64"]) == tuple(cases[:5])
     with pytest.raises(UsageError, match="no case fits 'wan'; there are a/LTX-2 @ 64x64, a/LTX-2 @ 96x96"):
         suite.only(cases, ["big", "wan"])
 

@@ -157,9 +157,9 @@ IDEOGRAM_4 = Ideogram4(
         # The published five, and diffusers' default.
         buckets=(64, 128, 256, 512, 1024, 2048),
         transformer_parameters=9_279_288_448,
-        # 37 GB of weights. A prompt's features are 53 248 wide for every row, those of the image too: 1.8 GB per call, held
-        # by two traced prompts and two graph arms, 3.5 GB as the float32 that the pipeline packs and that each graph arm
-        # normalises twice over.
+        # 37 GB of weights. A prompt's features are 53 248 wide for every row, those of the image too: 1.8 GB per call,
+        # held by two traced prompts and two graph arms, and 3.5 GB as the float32 that the pipeline packs and that each
+        # graph arm normalises with two copies.
         memory_bytes=95_000_000_000,
     ),
     networks={
