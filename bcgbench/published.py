@@ -109,8 +109,9 @@ FIGURES: tuple[Figure, ...] = (
         source="https://github.com/sgl-project/sglang/pull/33989", steps=20,
         denoise_s=(0.6992, 0.4081), total_s=(0.821, 0.608), busy=(0.285, 0.933),
         launches_per_step=(8412 / 5, 132 / 5), parameters=1_604_641_952, rows=2 * 1024,
-        note="busy there is of the profiled window, which profiling lengthens, here of the unprofiled step; 26 launches a "
-        "step are fewer than 21 segments and 20 eager attentions make, so not all are counted there; " + _STEPS,
+        note="busy there is of the profiled window, which profiling lengthens, here of the unprofiled step; 26 "
+        "launches a step are fewer than 21 segments and 20 eager attentions make, so not all are counted there; "
+        + _STEPS,
     ),
     Figure(
         model="Efficient-Large-Model/SANA-Video_2B_480p_diffusers", width_px=832, height_px=480, frames=81, gpu="H200",

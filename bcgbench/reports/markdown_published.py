@@ -109,7 +109,7 @@ def _floor(figure: Figure) -> Iterator[str]:
             work = f"2 x {figure.parameters / 1e9:.2f} B parameters x {figure.rows} rows x {figure.steps} steps"
             yield (
                 f"the published {runner} denoise of {formats.seconds(denoise_s)} is below the compute floor of "
-                f"{formats.seconds(floor_s)} ({work} at the dense bf16 peak of a {figure.gpu}), so no such denoise ran"
+                f"{formats.seconds(floor_s)} ({work} at a {figure.gpu}'s dense bf16 peak): it cannot hold that work"
             )
 
 
