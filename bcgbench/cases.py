@@ -41,7 +41,7 @@ def make_case(
     resolution: str | None = None,
     steps: int | None = None,
     guidance: float | None = None,
-    prompts: Sequence[str] = DEFAULT_PROMPTS,
+    prompts: Sequence[str] | None = None,
     token_counts: Sequence[int] | None = None,
     seed: int = 42,
     dtype: str | None = None,
@@ -59,10 +59,12 @@ def make_case(
     """One checked case, what is left out taken from the model. UsageError naming what is possible instead.
 
     A tiny model runs on the CPU unless a device is given; dtype is float32 on a CPU and bfloat16 on a GPU.
+    Without prompts it is the default pair, or one made-up text per token count where there are not two.
     `runner_names` are the runners that exist; None does not check them.
     """
     known = facts(model)
     size = _resolution(resolution, known=known)
+    texts = _prompts_for(token_counts, weights=weights) if prompts is None else _checked_prompts(prompts)
     on = device or ("cpu" if known.tiny else "cuda")
     return Case(
         model=model,
@@ -72,8 +74,8 @@ def make_case(
         steps=steps or known.steps,
         # As float, because a key is made from the JSON of the fields, where 4 and 4.0 differ.
         guidance=None if guidance is None else float(guidance),
-        prompts=_checked_prompts(prompts),
-        token_counts=_checked_counts(token_counts, prompts=prompts),
+        prompts=texts,
+        token_counts=_checked_counts(token_counts, prompts=texts),
         seed=seed,
         dtype=dtype or ("float32" if on == "cpu" else "bfloat16"),
         device=on,
@@ -135,6 +137,15 @@ def _checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
             f"request 1 to show stale inputs; add one of another length, e.g. {SHORT_PROMPT!r}"
         )
     return tuple(prompts)
+
+
+def _prompts_for(counts: Sequence[int] | None, *, weights: Weights) -> tuple[str, ...]:
+    """The default pair, or a name for each of another number of lengths, which no tokenizer would count so."""
+    if counts is None or len(counts) == len(DEFAULT_PROMPTS):
+        return DEFAULT_PROMPTS
+    if weights != "random":
+        raise UsageError("token_counts without prompts stand for prompts of random weights only: give prompts")
+    return _checked_prompts([f"a prompt of {count} tokens" for count in counts])
 
 
 def _checked_counts(counts: Sequence[int] | None, *, prompts: Sequence[str]) -> tuple[int, ...] | None:

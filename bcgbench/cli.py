@@ -80,6 +80,7 @@ def run(
     guidance: opt.Guidance = None,
     prompt: opt.Prompts = None,
     suite: opt.SuiteName = None,
+    only: opt.Only = None,
     weights: opt.Weights = None,
     source: opt.Source = None,
     device: opt.Device = None,
@@ -101,7 +102,7 @@ def run(
     from bcgbench import cli_run
 
     selection = cli_run.Selection(
-        suite=suite, models=model, resolutions=res, runners=runner, prompts=prompt, buckets=buckets,
+        suite=suite, only=only, models=model, resolutions=res, runners=runner, prompts=prompt, buckets=buckets,
         values={
             "steps": steps, "guidance": guidance, "weights": weights, "source": source, "device": device,
             "dtype": dtype, "break": break_policy, "seed": seed, "rounds": rounds, "timeout_s": timeout,
@@ -235,6 +236,7 @@ def plan(
     steps: opt.Steps = None,
     guidance: opt.Guidance = None,
     suite: opt.SuiteName = None,
+    only: opt.Only = None,
     weights: opt.Weights = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
@@ -250,7 +252,7 @@ def plan(
         "steps": steps, "guidance": guidance, "weights": weights, "device": device, "dtype": dtype, "rounds": rounds,
         "profile": False if no_profile else None,
     }  # fmt: skip
-    selection = cli_run.Selection(suite=suite, models=model, resolutions=res, runners=runner, values=values)
+    selection = cli_run.Selection(suite=suite, only=only, models=model, resolutions=res, runners=runner, values=values)
     typer.echo(cli_info.plan_text(cli_run.cases_of(selection), as_json=as_json))
     return 0
 

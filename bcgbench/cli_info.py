@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bcgbench import cli_compare, store
+from bcgbench import cli_compare, cli_models, store
 from bcgbench.errors import StoreError, UsageError
 from bcgbench.reports import base, formats, table
 from bcgbench.store import to_json
@@ -83,26 +83,10 @@ def _judged_text(report: Report) -> str:
 
 def listing(what: str, *, results: Path, as_json: bool) -> str:
     """One line per thing there is, or a JSON list of objects."""
+    if what == "models":
+        return cli_models.listing(results, as_json=as_json)
     rows = _LISTINGS[what](results)
     return _json(rows) if as_json else aligned(rows) or f"no {what}"
-
-
-def _models(_: Path) -> Rows:
-    from bcgbench import models
-
-    rows = []
-    for name in models.MODELS:
-        facts = models.facts(name)
-        shape = f"{facts.width_px}x{facts.height_px}" + (f"x{facts.frames}" if facts.frames else "")
-        rows.append(
-            {
-                "model": name,
-                "default": f"{shape}, {formats.plural(facts.steps, 'step')}",
-                "memory": formats.estimated_size(facts.memory_bytes),
-                "prompt length": facts.policy,
-            }
-        )
-    return rows
 
 
 def _runners(_: Path) -> Rows:
@@ -143,7 +127,6 @@ def _runs(results: Path) -> Rows:
 
 
 _LISTINGS: dict[str, Callable[[Path], Rows]] = {
-    "models": _models,
     "runners": _runners,
     "metrics": _metrics,
     "suites": _suites,

@@ -42,6 +42,15 @@ SuiteName = Annotated[
     str | None,
     typer.Option("--suite", metavar="NAME|PATH", help="Built-in suite or TOML file. Other flags override it."),
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        "-k",
+        metavar="TEXT",
+        help="Only cases whose MODEL @ WxH contains TEXT; a whole model id is that model alone; repeatable.",
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option("--weights", metavar="KIND", help="pretrained or random. Default: pretrained.")
 ]

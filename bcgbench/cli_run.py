@@ -33,6 +33,8 @@ class Selection:
     """What the flags ask for, not yet checked. None means that the suite or the model decides."""
 
     suite: str | None = None
+    only: Sequence[str] | None = None
+    """Parts of the names of the cases to keep."""
     models: Sequence[str] | None = None
     resolutions: Sequence[str] | None = None
     runners: Sequence[str] | None = None
@@ -57,7 +59,8 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
     from bcgbench.runners import RUNNERS
 
     chosen = _suite_of(selection)
-    cases = suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
+    expanded = suite.expand(chosen, facts=models.facts, overrides=_overrides(selection), runner_names=RUNNERS)
+    cases = suite.only(expanded, selection.only or ())
     for case in cases:
         if case.source is not None and not Path(case.source).is_dir():
             message = (

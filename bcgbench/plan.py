@@ -16,8 +16,8 @@ WARM_REQUESTS = 4
 """Requests of each arm before the measured rounds: warm, req1, req2, req1 again."""
 
 _BYTES_PER_ELEMENT = {"float32": 4, "float64": 8}
-_FRAMES_PER_TOKEN = 4
-"""Least temporal compression of the video autoencoders in use (4 or 8): the estimate errs on the long side."""
+_LEAST_REST = 0.5
+"""Part of the memory beyond the denoiser that does not shrink with the picture: other weights, text, the library."""
 _FALLBACK_TEXT_TOKENS = 128
 
 
@@ -31,6 +31,8 @@ class Assumptions:
     least_forward_s: float = 0.02
     """Host-bound floor of one eager transformer call: about 2,000 launches at 10 µs."""
     load_bytes_per_s: float = 1e9
+    random_bytes_per_s: float = 1e10
+    """Random weights are drawn on the device: 41 GB took as long as 4 GB, within the start."""
     start_s: float = 15.0
     """Imports and device set-up of the process of a case."""
     cpu_start_s: float = 10.0
@@ -66,7 +68,8 @@ def estimate(
     text_bytes = text_encoder_bytes if case.weights == "pretrained" else 0
     weights_bytes = facts.transformer_parameters * _BYTES_PER_ELEMENT.get(case.dtype, 2) + text_bytes
     duration_s = assumed.cpu_start_s if case.device == "cpu" else assumed.start_s
-    duration_s += weights_bytes / assumed.load_bytes_per_s
+    is_random = case.weights == "random"
+    duration_s += weights_bytes / (assumed.random_bytes_per_s if is_random else assumed.load_bytes_per_s)
     duration_s += images * forwards * _forward_s(case, facts, assumed=assumed)
     return Estimate(
         case=case,
@@ -88,20 +91,22 @@ def memory_bytes(case: Case, facts: ModelFacts) -> int:
     """The model's stated peak, its part beyond the bf16 weights scaled with the volume and the element size."""
     weights_bytes = 2 * facts.transformer_parameters
     rest_bytes = max(0, facts.memory_bytes - weights_bytes)
-    volume = _volume(case.width_px, case.height_px, case.frames) / _volume(
-        facts.width_px, facts.height_px, facts.frames
-    )
+    volume = _relative_volume(case, facts)
     elements = _BYTES_PER_ELEMENT.get(case.dtype, 2) / 2
-    # Other weights (autoencoder) are part of the rest: never scale below what the model needs at its own size.
-    return round(elements * (weights_bytes + rest_bytes * max(1.0, volume)))
+    return round(elements * (weights_bytes + rest_bytes * max(_LEAST_REST, volume)))
 
 
 def tokens(case: Case, facts: ModelFacts) -> int:
-    """Image (or video) tokens plus the longest prompt; one token covers `multiple_px` by `multiple_px` pixels."""
-    image = math.ceil(case.width_px / facts.multiple_px) * math.ceil(case.height_px / facts.multiple_px)
-    frames = math.ceil(case.frames / _FRAMES_PER_TOKEN) if case.frames else 1
+    """Image or video rows of one transformer call plus the longest prompt."""
     text = facts.text_tokens or max(case.token_counts or (), default=_FALLBACK_TEXT_TOKENS)
-    return image * frames + text
+    return image_tokens(case, facts) + text
+
+
+def image_tokens(case: Case, facts: ModelFacts) -> int:
+    """The stated rows of the default size, scaled with pixels and frames; else one per square of `multiple_px`."""
+    if facts.tokens is not None and not facts.tiny:  # a tiny model inherits the figure of another size
+        return round(facts.tokens * _relative_volume(case, facts))
+    return math.ceil(case.width_px / facts.multiple_px) * math.ceil(case.height_px / facts.multiple_px)
 
 
 def _forward_s(case: Case, facts: ModelFacts, *, assumed: Assumptions) -> float:
@@ -116,8 +121,10 @@ def _branches(case: Case, facts: ModelFacts) -> int:
     return 1 if case.guidance is not None and case.guidance <= 1 else facts.branches
 
 
-def _volume(width_px: int, height_px: int, frames: int | None) -> int:
-    return width_px * height_px * (frames or 1)
+def _relative_volume(case: Case, facts: ModelFacts) -> float:
+    """Pixels and frames of the case over those of the model's default size."""
+    own = facts.width_px * facts.height_px * (facts.frames or 1)
+    return case.width_px * case.height_px * (case.frames or 1) / own
 
 
 def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from bcgbench.types import Case, ModelFacts
 
 __all__ = [
     "AXES", "DEFAULT_PROMPTS", "KEYS", "LONG_PROMPT", "SHORT_PROMPT", "SUITES_DIR", "Key", "Resolution", "Suite",
-    "expand", "load_suite", "make_case", "parse_resolution",
+    "expand", "load_suite", "make_case", "only", "parse_resolution",
 ]  # fmt: skip
 
 _PLACES = (Path(__file__).parent / "suites", Path(__file__).parents[1] / "suites")
@@ -153,6 +153,24 @@ def expand(
                     "rounds, profile or timeout_s: make them equal, or write two suites"
                 )
     return tuple(cases.values())
+
+
+def only(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
+    """The cases whose `MODEL @ WxH` contains one of the texts, letter case aside; all of them for no text.
+
+    A text that is a whole model id means that model alone, since some ids begin like others. UsageError for a text that
+    fits no case.
+    """
+    names = {case.key: f"{case.model} @ {case.resolution}" for case in cases}
+    ids = {case.model for case in cases}
+
+    def fits(case: Case, text: str) -> bool:
+        return case.model == text if text in ids else text.lower() in names[case.key].lower()
+
+    for text in wanted:
+        if not any(fits(case, text) for case in cases):
+            raise UsageError(f"no case fits {text!r}; there are {', '.join(dict.fromkeys(names.values()))}")
+    return tuple(case for case in cases if not wanted or any(fits(case, text) for text in wanted))
 
 
 def _product(table: Mapping[str, Any], *, where: str) -> Iterator[dict[str, Any]]:

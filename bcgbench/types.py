@@ -382,6 +382,9 @@ class ModelFacts:
     """Default prompt-length buckets; empty when the policy has none."""
     text_tokens: int | None = None
     """Fixed text length, where the pipeline pads to one."""
+    tokens: int | None = None
+    """Image or video rows of one transformer call at the default size, over the whole batch; None where one call is one
+    picture and a row covers `multiple_px` by `multiple_px`."""
     transformer_parameters: int
     """Exact parameter count of the denoiser at the released configuration."""
     memory_bytes: int

@@ -142,8 +142,8 @@ def test_options_are_pinned():
 
     commands = get_command(cli.app).commands
     options = {name: sorted(o for p in c.params for o in p.opts if o.startswith("--")) for name, c in commands.items()}
-    case = ["--device", "--dtype", "--guidance", "--model", "--no-profile", "--res", "--rounds", "--runner", "--steps"]
-    case += ["--suite", "--weights"]
+    case = ["--device", "--dtype", "--guidance", "--model", "--no-profile", "--only", "--res", "--rounds", "--runner"]
+    case += ["--steps", "--suite", "--weights"]
     extra = ["--break", "--buckets", "--debug", "--json", "--prompt", "--quiet", "--results", "--resume", "--seed"]
     extra += ["--source", "--strict", "--timeout"]
     assert options == {

@@ -395,11 +395,12 @@ def test_a_tape_report_has_no_columns_and_no_sentences_of_times():
 
 
 def test_details_are_folded_and_balanced():
-    """Commands, environment, memory, outputs, misses, samples and images follow the tables."""
+    """Published figures, commands, environment, memory, outputs, misses, samples and images follow the tables."""
     text = renderer("markdown")(usual())
     summaries = re.findall(r"<details><summary>(.*?)</summary>", text)
     assert summaries == [
-        "Commands to repeat", "Environment", "Memory", "Outputs compared", "Misses: none", "Samples", "Images",
+        "Published figures", "Commands to repeat", "Environment", "Memory", "Outputs compared", "Misses: none",
+        "Samples", "Images",
     ]  # fmt: skip
     assert text.count("<details>") == text.count("</details>")
     assert "[image-0](artifacts/bcg/image-0.png)" in text

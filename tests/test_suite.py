@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from bcgbench import models, suite
 from bcgbench.cases import nearest_sizes
 from bcgbench.errors import UsageError
+from bcgbench.verdict import DEFAULTS
 from tests import factories as make
 
-BUILT_IN = ("pr27436", "resolution", "smoke", "tiny")
+BUILT_IN = ("pr27436", "prompt_length", "resolution", "seeds", "smoke", "tiny")
 
 
 def facts(model):
@@ -139,7 +141,29 @@ def test_two_different_prompts_are_needed(prompts):
 def test_token_counts_go_with_the_prompts():
     """One count per prompt."""
     with pytest.raises(UsageError, match="token_counts has 1 entries for 2 prompts"):
-        suite.make_case("big", facts=facts, token_counts=[8])
+        suite.make_case("big", facts=facts, token_counts=[8], prompts=suite.DEFAULT_PROMPTS)
+
+
+def test_token_counts_alone_name_their_prompts():
+    """Lengths to sweep need no texts; with real weights a tokenizer would count the made-up ones otherwise."""
+    swept = suite.make_case("big", facts=facts, token_counts=[63, 128, 63], weights="random")
+    assert swept.prompts == ("a prompt of 63 tokens", "a prompt of 128 tokens", "a prompt of 63 tokens")
+    assert suite.make_case("big", facts=facts, token_counts=[13, 31]).prompts == suite.DEFAULT_PROMPTS
+    with pytest.raises(UsageError, match="random weights only: give prompts"):
+        suite.make_case("big", facts=facts, token_counts=[63, 128, 63])
+
+
+def test_only_keeps_the_cases_that_are_named(tmp_path):
+    """Part of a name in any letter case, or a whole id, which must not take along the ids that begin like it."""
+    known = {name: make.model_facts(id=name) for name in ("a/LTX-2", "a/LTX-2.3", "b/big")}
+    cases = [
+        suite.make_case(name, facts=known.__getitem__, resolution=size) for name in known for size in ("64x64", "96x96")
+    ]
+    assert suite.only(cases, ()) == tuple(cases)
+    assert [case.model for case in suite.only(cases, ["a/LTX-2"])] == ["a/LTX-2"] * 2
+    assert suite.only(cases, ["ltx", "big @ 64"]) == tuple(cases[:5])
+    with pytest.raises(UsageError, match="no case fits 'wan'; there are a/LTX-2 @ 64x64, a/LTX-2 @ 96x96"):
+        suite.only(cases, ["big", "wan"])
 
 
 def test_unknown_runner_names_the_nearest():
@@ -286,6 +310,8 @@ def test_pr27436_is_the_published_table():
         ("Qwen/Qwen-Image-2512", "512x512"),
         ("Tongyi-MAI/Z-Image", "256x256"),
         ("Tongyi-MAI/Z-Image-Turbo", "512x512"),
+        ("zai-org/GLM-Image", "512x512"),
+        ("Comfy-Org/Ideogram-4", "512x512"),
     ]
     assert {(c.seed, c.steps, c.rounds) for c in cases} == {(42, 8, 10)}
     assert {c.prompts for c in cases} == {(suite.SHORT_PROMPT, suite.LONG_PROMPT)}
@@ -305,3 +331,23 @@ def test_expanding_a_suite_does_not_import_torch():
         "sys.exit('torch' in sys.modules or 'diffusers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1]).returncode == 0
+
+
+def test_seeds_covers_every_released_model_and_can_be_judged_or_says_why():
+    """No adapter is left out; only videos, whose steps take seconds, have fewer rounds than a verdict needs."""
+    cases = suite.expand(suite.load_suite("seeds"), facts=models.facts)
+    assert {case.model for case in cases} == {name for name in models.MODELS if not models.facts(name).tiny}
+    assert all(case.rounds >= DEFAULTS.min_pairs or case.frames for case in cases)
+    assert all(case.profile and {"eager", "bcg"} <= set(case.runners) for case in cases)
+
+
+def test_prompt_length_steps_around_every_shape_and_always_up_or_down():
+    """b - 1, b and b + 1 wherever the pipeline keeps so many; short and long take turns."""
+    for case in suite.expand(suite.load_suite("prompt_length"), facts=models.facts):
+        adapter = models.adapter(case.model)
+        changes = adapter.default_buckets or range(32, adapter.max_tokens + 1, 32)
+        around = {length + off for length in changes for off in (-1, 0, 1)}
+        counts = case.token_counts
+        assert sorted(counts) == sorted(length for length in around if length <= adapter.max_tokens)
+        steps = [after - before for before, after in itertools.pairwise(counts)]
+        assert all(before * after < 0 for before, after in itertools.pairwise(steps))

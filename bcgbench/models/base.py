@@ -268,7 +268,7 @@ def load(case: Case) -> Session:
     modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     for module in modules:
         module.eval().requires_grad_(requires_grad=False)
-    if synthetic:
+    if synthetic and case.token_counts is None:  # given counts are the lengths to run, on every machine
         pipe.register_modules(tokenizer=loading.cached_tokenizer(case.model))
     adapter.prepare_pipeline(pipe)
     pipe.set_progress_bar_config(disable=True)

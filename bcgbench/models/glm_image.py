@@ -167,6 +167,7 @@ GLM_IMAGE = GlmImage(
         guidance=1.5,
         branches=2,
         policy="native glyph length",
+        tokens=4096,  # 16 px square each
         transformer_parameters=6_926_882_880,
         memory_bytes=21_000_000_000,
     ),

@@ -157,8 +157,10 @@ IDEOGRAM_4 = Ideogram4(
         # The published five, and diffusers' default.
         buckets=(64, 128, 256, 512, 1024, 2048),
         transformer_parameters=9_279_288_448,
-        # At 1024x1024; the features alone, 53 248 wide for every row, would need some 35 GB more at 2048x2048.
-        memory_bytes=60_000_000_000,
+        # 37 GB of weights. A prompt's features are 53 248 wide for every row, those of the image too: 1.8 GB per call,
+        # held by two traced prompts and two graph arms, and 3.5 GB as the float32 that the pipeline packs and that each
+        # graph arm normalises with two copies.
+        memory_bytes=95_000_000_000,
     ),
     networks={
         "transformer": Component(kind="Ideogram4Transformer2DModel"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import EnvironmentFault, UsageError
 from bcgbench.models import INDEX_FILE, MODELS
+from bcgbench.plan import memory_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,8 @@ def device_of(case: Case, adapter: Adapter) -> torch.device:
         raise UsageError(f"Unknown device {case.device!r}: expected cuda, cuda:<index> or cpu.") from error
     if device.type != "cuda":
         return device
-    needed = adapter.facts.memory_bytes + (adapter.text_encoder_bytes if case.weights == "pretrained" else 0)
+    text_bytes = adapter.text_encoder_bytes if case.weights == "pretrained" else 0
+    needed = memory_bytes(case, adapter.facts) + text_bytes
     way_on = f"Use a GPU with {needed / GB:.0f} GB free, or the tiny model: {_tiny(adapter)} with device cpu."
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise EnvironmentFault(

@@ -161,6 +161,7 @@ LTX2 = Ltx2(
         branches=1,
         policy="fixed length",
         text_tokens=TEXT_ROWS,
+        tokens=2 * (16 * 16 * 24 + 126),  # guidance is one call of two videos of 16 latent frames, with their sound
         transformer_parameters=18_876_174_592,
         memory_bytes=62_000_000_000,
     ),
@@ -201,6 +202,7 @@ LTX23 = replace(
         steps=30,
         guidance=3.0,
         branches=3,
+        tokens=4 * (16 * 16 * 24 + 126) // 3,  # two videos in the first call, one in the others
         transformer_parameters=18_988_838_144,
         memory_bytes=66_000_000_000,
     ),

@@ -76,6 +76,7 @@ SANA = Sana(
         branches=1,
         policy="fixed length",
         text_tokens=TEXT_ROWS,
+        tokens=2 * 1024,  # guidance is one call of two pictures
         transformer_parameters=1_604_641_952,
         memory_bytes=12_000_000_000,
     ),

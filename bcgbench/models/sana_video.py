@@ -65,6 +65,7 @@ SANA_VIDEO = SanaVideo(
         branches=1,
         policy="fixed length",
         text_tokens=TEXT_ROWS,
+        tokens=2 * 21 * 30 * 52,  # two videos of 21 latent frames, 16 px square each
         transformer_parameters=2_056_862_144,
         memory_bytes=30_000_000_000,
     ),

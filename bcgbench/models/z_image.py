@@ -124,6 +124,7 @@ Z_IMAGE = ZImage(
         guidance=5.0,
         branches=1,
         policy="multiples of 32",
+        tokens=2 * 4096,  # guidance is one call of two pictures
         transformer_parameters=6_154_908_736,
         memory_bytes=18_000_000_000,
     ),
@@ -153,7 +154,7 @@ Z_IMAGE = ZImage(
     text_encoder_bytes=8_000_000_000,
 )
 Z_IMAGE_TURBO = replace(
-    Z_IMAGE, facts=replace(Z_IMAGE.facts, id="Tongyi-MAI/Z-Image-Turbo", steps=9, guidance=0.0, branches=1)
+    Z_IMAGE, facts=replace(Z_IMAGE.facts, id="Tongyi-MAI/Z-Image-Turbo", steps=9, guidance=0.0, tokens=4096)
 )
 
 TINY_Z_IMAGE = replace(

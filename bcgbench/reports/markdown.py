@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bcgbench.reports import base, formats, headline
 from bcgbench.reports.markdown_details import details
+from bcgbench.reports.markdown_published import published
 from bcgbench.reports.markdown_syntax import escape, table
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def render(report: Report) -> str:
         "**Every arm**",
         _arm_table(views),
         *(f"> {escape(base.redact(note))}" for note in report.notes),
+        *published(views),
         *details(report, views),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

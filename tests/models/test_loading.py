@@ -126,6 +126,22 @@ def test_a_picture_has_the_size_asked_for(model: str, width_px: int, height_px: 
         assert traced(session, 0)[0]["hidden_states"].shape[-2:] == (height_px // 2, width_px // 2)
 
 
+def test_sana_at_512x512_runs_512x512(monkeypatch: pytest.MonkeyPatch):
+    """Left at its default, the released pipeline would run 1024x1024 and scale the picture down to what was asked."""
+    released = adapter("Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers")
+    tiny = adapter("tiny/sana1.5")
+    binned = {"sample_size": released.networks["transformer"].config["sample_size"]}
+    part = tiny.networks["transformer"]
+    like_released = replace(part, config={**part.config, **binned})
+    disguised = replace(tiny, networks={**tiny.networks, "transformer": like_released})
+    monkeypatch.setattr(base, "find_adapter", lambda _: disguised)
+    session = base.load(tiny_case("tiny/sana1.5", width_px=512, height_px=512, steps=1))
+    assert session.pipe.transformer.config.sample_size == 32  # what makes diffusers look up its bins of 1024x1024
+    assert {call["hidden_states"].shape[-2:] for call in traced(session, 0)} == {(256, 256)}
+    assert session.generate(0).shape == (1, 512, 512, 3)
+    assert not released.options(session.case, guidance=4.5)["use_resolution_binning"]
+
+
 def test_a_picture_of_another_size_is_an_error():
     """Qwen's pipeline rounds 36 down to 32 with a warning; the benchmark must not measure that."""
     session = base.load(tiny_case("tiny/qwen-image", width_px=36))
@@ -236,10 +252,13 @@ def test_token_counts_are_estimated_where_nothing_states_them(monkeypatch: pytes
 
 
 def test_token_counts_come_from_the_tokenizer_where_it_is_at_hand(monkeypatch: pytest.MonkeyPatch):
-    """A cached tokenizer counts better than a suite's figure; the embeddings stay seeded."""
+    """A cached tokenizer counts better than an estimate; the embeddings stay seeded. Given counts stay as they are: the
+    lengths to run do not depend on what a machine has cached."""
     real = base.load(tiny_case("tiny/qwen-image"))
     monkeypatch.setattr(base.loading, "cached_tokenizer", lambda _: real.pipe.tokenizer)
-    session = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
+    given = synthetic("tiny/qwen-image", monkeypatch, token_counts=(11, 47))
+    assert (given.token_counts, given.token_source) == ((11, 47), "suite")
+    session = synthetic("tiny/qwen-image", monkeypatch)
     assert (session.token_counts, session.token_source) == (real.token_counts, "tokenizer")
     assert next(call["encoder_hidden_states"].shape[1] for call in traced(session, 0)) == real.token_counts[0]
 

@@ -97,22 +97,27 @@ def test_released_weights_that_are_nowhere_name_two_ways_on():
         base.load(tiny_case("Tongyi-MAI/Z-Image"))
 
 
+OWN_SIZE = {"device": "cuda", "dtype": "bfloat16", "width_px": 1024, "height_px": 1024}
+
+
 def test_cuda_without_a_gpu_names_the_need_and_the_tiny_model(monkeypatch: pytest.MonkeyPatch):
     """Before anything is built."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentFault, match=r"(?s)67 GB free, or the tiny model: tiny/qwen-image with device cpu"):
-        base.load(tiny_case("Qwen/Qwen-Image", device="cuda"))
+        base.load(tiny_case("Qwen/Qwen-Image", **OWN_SIZE))
 
 
 def test_too_little_memory_names_needed_and_available(monkeypatch: pytest.MonkeyPatch):
-    """Random weights need no text encoder, so less than pretrained ones."""
+    """Random weights need no text encoder, so less than pretrained ones; a smaller picture needs less."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20_000_000_000, 24_000_000_000))
     with pytest.raises(EnvironmentFault, match=r"needs about 26.0 GB of GPU memory; cuda has 20.0 of 24.0 GB free"):
-        base.load(tiny_case("Tongyi-MAI/Z-Image", device="cuda"))
+        base.load(tiny_case("Tongyi-MAI/Z-Image", **OWN_SIZE))
     with pytest.raises(EnvironmentFault, match=r"needs about 50.0 GB"):
-        base.load(tiny_case("Qwen/Qwen-Image", device="cuda", weights="random"))
+        base.load(tiny_case("Qwen/Qwen-Image", weights="random", **OWN_SIZE))
+    with pytest.raises(EnvironmentFault, match=r"needs about 45.4 GB"):
+        base.load(tiny_case("Qwen/Qwen-Image", weights="random", **OWN_SIZE | {"width_px": 256}))
 
 
 @pytest.mark.parametrize(
