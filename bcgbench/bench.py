@@ -22,6 +22,7 @@ from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import save_finals
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
+from bcgbench.flops import count_flops
 from bcgbench.models import base
 from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult, assemble, sample_of
@@ -76,7 +77,7 @@ def run_case(
         if live.usable:
             live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
-                      expected_forwards=live.expected))  # fmt: skip
+                      expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
 
 
 def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
@@ -95,6 +96,7 @@ class CaseBench:
         self.session = session
         self.environment = machine
         self.live: dict[str, Live] = {}
+        self.denoise_flops: float | None = None
         self._case = session.case
         self._emit = emit
         self._should_stop = should_stop
@@ -133,6 +135,8 @@ class CaseBench:
             self._traced.by_prompt[prompt] = _final(measured)
             self._calls_of[prompt] = len(tracer.calls) - before
         self._calls = tracer.calls
+        if self.session.device.type == "cuda":
+            self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
