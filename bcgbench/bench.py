@@ -11,7 +11,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,9 +21,11 @@ from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import save_finals
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
+from bcgbench.flops import count_flops
+from bcgbench.live import Live
 from bcgbench.models import base
 from bcgbench.profile import profile_request
-from bcgbench.records import ArmResult, assemble, sample_of
+from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
 from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Reason, Record, Sample
 
@@ -36,27 +37,6 @@ Emit = Callable[[Sample | Record | Progress], None]
 
 class Stopped(Exception):
     """The user asked to stop; what was measured is kept."""
-
-
-@dataclass(slots=True)
-class Live:
-    """An arm while its case runs."""
-
-    arm: Arm
-    result: ArmResult = field(default_factory=ArmResult)
-    finals: Finals = field(default_factory=Finals)
-    expected: int = 0
-    """Transformer calls that this arm was asked for, known from the trace and not from the arm's own hook."""
-
-    @property
-    def name(self) -> str:
-        """The runner's name."""
-        return self.arm.runner.name
-
-    @property
-    def usable(self) -> bool:
-        """Whether nothing failed so far."""
-        return self.result.failure is None
 
 
 def run_case(
@@ -76,7 +56,7 @@ def run_case(
         if live.usable:
             live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
-                      expected_forwards=live.expected))  # fmt: skip
+                      expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
 
 
 def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
@@ -95,6 +75,7 @@ class CaseBench:
         self.session = session
         self.environment = machine
         self.live: dict[str, Live] = {}
+        self.denoise_flops: float | None = None
         self._case = session.case
         self._emit = emit
         self._should_stop = should_stop
@@ -133,6 +114,8 @@ class CaseBench:
             self._traced.by_prompt[prompt] = _final(measured)
             self._calls_of[prompt] = len(tracer.calls) - before
         self._calls = tracer.calls
+        if self.session.device.type == "cuda":
+            self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)

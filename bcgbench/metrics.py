@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from bcgbench.floor import peak_flops
 from bcgbench.stats import log_ratios, median
 from bcgbench.types import Engagement, Memory, Profile, Record, Sample
 
@@ -87,6 +88,16 @@ def _denoise_s(record: Record) -> float | None:
     return _median(s.denoise_event_s if event else s.denoise_host_s for s in record.measured)
 
 
+def outside_s(record: Record) -> float | None:
+    """Median seconds of a request outside its denoise span."""
+    return _median(s.end_to_end_s - s.denoise_host_s for s in record.measured)
+
+
+def _flop_use(record: Record) -> float | None:
+    denoise_s, peak = _denoise_s(record), peak_flops(record)
+    return record.denoise_flops / denoise_s / peak if record.denoise_flops and denoise_s and peak else None
+
+
 def _step_s(record: Record) -> float | None:
     # Step 0 pays for what the host had queued before the loop, so it is a metric of its own.
     return _median(_median(s.step_s[1:]) for s in record.measured)
@@ -134,6 +145,8 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("launches_per_step", "count", "lower", "host launch calls", _of_profile(lambda p: sum(p.launches.values()))),
     ("kernels_per_step", "count", "none", "kernels seen on the GPU", _of_profile(lambda p: p.kernels)),
     ("gpu_busy", "ratio", "higher", "kernel time over the unprofiled step: what is missing to 1 is idle", _gpu_busy),
+    ("denoise_flops", "count", "none", "FLOP of one denoise of the first prompt", lambda r: r.denoise_flops),
+    ("flop_use", "ratio", "higher", "those over the denoise time, as a share of the GPU's dense peak", _flop_use),
     # Proof of replay.
     ("captures", "count", "none", "graphs captured in all", _of_graphs(lambda e: e.captures[-1] if e.captures else 0)),
     ("segments", "count", "none", "segments of the largest graph", _of_graphs(lambda e: e.segments)),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bcgbench.floor import peak_of
+
 if TYPE_CHECKING:
     from bcgbench.types import Case
 
 Pair = tuple[float, float]
 """(eager, bcg)."""
-
-PEAK_FLOPS = {"B200": 2.25e15, "H200": 0.989e15}
-"""Dense bf16 tensor-core rate of one GPU, from NVIDIA's data sheets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +64,10 @@ class Figure:
     @property
     def floor_s(self) -> float | None:
         """Least possible seconds of all steps: 2 * parameters * rows FLOPs per step at the GPU's dense bf16 rate."""
-        if self.parameters is None or self.rows is None or self.steps is None:
+        peak = peak_of(self.gpu)
+        if self.parameters is None or self.rows is None or self.steps is None or peak is None:
             return None
-        return 2 * self.parameters * self.rows * self.steps / (PEAK_FLOPS[self.gpu] * self.gpus)
+        return 2 * self.parameters * self.rows * self.steps / (peak * self.gpus)
 
 
 _BCG = "https://github.com/sgl-project/sglang/pull/27436"

@@ -54,7 +54,7 @@ def sample_of(
 
 def assemble(
     arm: Arm, result: ArmResult, session: Session, environment: Environment, *, run_id: str, attempt: int,
-    expected_forwards: int,
+    expected_forwards: int, denoise_flops: float | None,
 ) -> Record:  # fmt: skip
     """The judged record of one arm."""
     case = session.case
@@ -82,6 +82,7 @@ def assemble(
         prepare_s=result.prepare_s,
         signature_s=result.signature_s,
         hook_s=result.hook_s,
+        denoise_flops=denoise_flops,
         artifacts=result.artifacts,
     )
     status, reasons = judge(record)

@@ -301,6 +301,8 @@ class Record:
     """Median host time to compute the signature of one call."""
     hook_s: float | None = None
     """Median host time that the forward hook adds to one call, the forward itself excluded."""
+    denoise_flops: float | None = None
+    """Floating-point operations of one denoise of prompt 0; None where no speed is measured."""
     artifacts: dict[str, str] = dataclasses.field(default_factory=dict)
     """Name to path relative to the run folder: images and latents."""
 

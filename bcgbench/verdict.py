@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from bcgbench.comparable import comparable, interleaved
 from bcgbench.engagement import CODES, INFORMATIONAL, engagement_reasons
-from bcgbench.metrics import paired_log_ratios
+from bcgbench.floor import floor_s
+from bcgbench.metrics import denoise_times, outside_s, paired_log_ratios
 from bcgbench.outputs import answer, judge_outputs, padding_phrase, size_phrase, worst_difference
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
@@ -25,7 +26,7 @@ SEVERITY = (3, 4, 1, 2, 7, 6, 5, 0)
 """Exit codes, worst first: wrong pictures, unbelievable figures, slower, bad input that only the model's process could
 see, no environment, nothing, unclear, fine."""
 _STATUS_EXIT = {"OK": 0, "INVALID": 4, "FAILED": 7, "SKIPPED": 6}
-_JUDGED = CODES | {"impossible-time", "timer-mismatch", "stages-do-not-add-up"}
+_JUDGED = CODES | {"impossible-time", "timer-mismatch", "stages-do-not-add-up", "below-compute-floor"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,10 @@ class Thresholds:
     timer_relative: float = 0.02
     timer_absolute_s: float = 0.002
     """Two clocks of one span, or stages and total, may differ by the larger of the relative and absolute limit."""
+    moved_relative: float = 0.5
+    moved_absolute_s: float = 0.01
+    """What a request takes outside the denoise span, which no graph touches, may grow by the larger of these: a share
+    of that time, or seconds. Between arms of one run on an H200 it differed by at most 11 ms and 20 %."""
     floor_margin_db: float = 1.0
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
     max_memory_ratio: float | None = None
@@ -103,6 +108,10 @@ def _timer_reasons(record: Record, limits: Thresholds) -> Iterable[Reason]:
     stages = [(s.before_s + s.denoise_host_s + s.after_s, s.end_to_end_s) for s in measured]
     if gap := _mismatch(stages, limits):
         yield Reason(code="stages-do-not-add-up", text=f"before + denoise + after against the whole request: {gap}")
+    least_s, shortest_s = floor_s(record), min(denoise_times(record).values())
+    if least_s is not None and shortest_s < least_s:
+        text = f"denoise in {shortest_s:.4g} s is impossible: its {record.denoise_flops:.4g} FLOP take {least_s:.4g} s "
+        yield Reason(code="below-compute-floor", text=text + "at the GPU's dense peak; the timer stopped too early")
 
 
 def _times_possible(sample: Sample) -> bool:
@@ -136,7 +145,7 @@ def compare(
     `floor` is the A/A floor measured on this machine (0.004 is 0.4 %). `rerun` is eager's own repeatability where
     neither record carries it.
     """
-    refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b))
+    refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b), *_moved(a, b, thresholds))
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     outputs = judge_outputs(b, rerun=answer((a, b), "rerun") or rerun, margin_db=thresholds.floor_margin_db)
     over = tuple(_limits_passed(a, b, thresholds))
@@ -169,6 +178,16 @@ def _unbelievable(record: Record) -> tuple[Reason, ...]:
         return ()
     why = "; ".join(f"{r.code}: {r.text}" for r in record.reasons) or "no reason recorded"
     return (Reason(code=record.status.lower(), text=f"{record.runner} is {record.status}: {why}"),)
+
+
+def _moved(a: Record, b: Record, limits: Thresholds) -> Iterable[Reason]:
+    """Time that left the denoise span of one arm and stands outside it in the other: billed to another stage."""
+    a_s, b_s = outside_s(a), outside_s(b)
+    if a_s is None or b_s is None or not (is_timed(a) and is_timed(b)):
+        return
+    if abs(a_s - b_s) > max(limits.moved_relative * min(a_s, b_s), limits.moved_absolute_s):
+        text = f"outside the denoise span {a.runner} takes {a_s:.4g} s and {b.runner} {b_s:.4g} s, where both do the "
+        yield Reason(code="time-moved", text=text + "same work: denoise time was billed to another stage")
 
 
 def _speed(a: Record, b: Record, limits: Thresholds, floor: float | None) -> SpeedFinding:

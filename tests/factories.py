@@ -208,6 +208,7 @@ def record(*, denoise_s: float | Sequence[float] = 1.0, **changes: Any) -> t.Rec
         fidelity=(fidelity(question="rerun"), fidelity(question="padding")),
         load_s=41.0,
         first_call_s=0.9,
+        denoise_flops=2e14,
         artifacts={"image-0": "artifacts/eager/image-0.png"},
     )
     return replace(base, **changes)

@@ -17,7 +17,7 @@ def test_every_metric_is_described_and_reads_both_kinds_of_record(name: str) -> 
     metric = METRICS[name]
     assert metric.name == name
     assert metric.description
-    empty = record(samples=(), memory=None, profile=None, load_s=None, first_call_s=None)
+    empty = record(samples=(), memory=None, profile=None, load_s=None, first_call_s=None, denoise_flops=None)
     assert metric.read(empty) is None
     assert isinstance(metric.read(graph_record()), (int, float))
 
