@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -164,41 +164,58 @@ class CaseBench:
         """Calls on identical inputs, and final outputs, against their references."""
         eager = self.live.get("eager")
         if eager is not None and eager.usable:
-            again = Live(Arm(RUNNERS["eager"], self.session))
-            tally = self._compare({"rerun": again}, reference=None)["rerun"]
-            if again.usable:
-                eager.result.fidelity = (self._against_eager("rerun", tally=tally, got=eager.finals),)
+            self._check_rerun(eager)
         graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
         if graphs or "eager-padded" in self.live:
             self._check_padded(graphs)
+
+    def _check_rerun(self, eager: Live) -> None:
+        """Eager again, against the traced outputs."""
+        again, tally = Live(Arm(RUNNERS["eager"], self.session)), CallTally()
+        for traced in self._reported_calls("rerun"):
+            self._attempt("check", again, functools.partial(_compare_call, tally, traced, traced.output))
+        if again.usable:
+            eager.result.fidelity = (self._against_eager("rerun", tally=tally, got=eager.finals),)
 
     def _check_padded(self, graphs: dict[str, Live]) -> None:
         """Padding against eager, and graphs against padding; without a padded reference they stay unjudged."""
         padded = self.live.get("eager-padded")
         if padded is None or not padded.usable:
             padded = Live(Arm(RUNNERS["eager-padded"], self.session))
-            self._attempt("check", padded, self._requests)
-        tally = self._compare({"padding": padded}, reference=None)["padding"]
+            self._attempt("check", padded, self._one_each)
+        tallies = {name: CallTally() for name in ("padding", *graphs)}
+        for traced in self._reported_calls(", ".join(tallies)):
+            self._attempt("check", padded, functools.partial(self._compare_padded, tallies, traced, graphs))
         if not padded.usable:
             return
-        padding = self._against_eager("padding", tally=tally, got=padded.finals)
+        padding = self._against_eager("padding", tally=tallies["padding"], got=padded.finals)
         padded.result.fidelity = (padding,)
-        tallies = self._compare(graphs, reference=padded)
         for name, live in graphs.items():
             self._attempt("check", live, functools.partial(_answer_graph, tallies[name], padded.finals, padding))
 
+    def _compare_padded(
+        self, tallies: dict[str, CallTally], traced: Traced, graphs: dict[str, Live], padded: Live
+    ) -> None:
+        """One traced call: padded eager against it, and the graphs against padded eager."""
+        padded.expected += 1
+        expected = padded.arm.call(traced)
+        tallies["padding"].add(traced.output, expected)
+        for name, live in graphs.items():
+            self._attempt("check", live, functools.partial(_compare_call, tallies[name], traced, expected))
+
+    def _reported_calls(self, what: str) -> Iterator[Traced]:
+        for done, traced in enumerate(self._calls):
+            self._report("check", what, done=done, total=len(self._calls))
+            yield traced
+
+    def _one_each(self, live: Live) -> None:
+        """One image of each prompt, of an arm that is only a reference."""
+        for prompt in range(len(self._case.prompts)):
+            self._report("check", live.name, done=prompt, total=len(self._case.prompts))
+            live.finals.by_prompt[prompt] = self._image(live, phase="req1", turn=measure.Turn(0, 0, live.name, prompt))
+
     def _against_eager(self, question: Question, *, tally: CallTally, got: Finals) -> Fidelity:
         return answers.answer(question, reference="eager", tally=tally, expected=self._traced, got=got)
-
-    def _compare(self, arms: dict[str, Live], *, reference: Live | None) -> dict[str, CallTally]:
-        """Tallies of all traced calls; without a reference arm, against the traced outputs themselves."""
-        tallies = {name: CallTally() for name in arms}
-        for done, traced in enumerate(self._calls):
-            self._report("check", ", ".join(arms), done=done, total=len(self._calls))
-            expected = traced.output if reference is None else reference.arm.call(traced)
-            for name, live in arms.items():
-                self._attempt("check", live, functools.partial(_compare_call, tallies[name], traced, expected))
-        return tallies
 
     def _profile(self, live: Live) -> None:
         self._report("profile", live.name)
