@@ -102,7 +102,7 @@ class Session:
     def __init__(self, pipe=None):
         self.pipe, self.calls = pipe or Pipeline(), []
 
-    def generate(self, prompt, *, steps=None):
+    def produce(self, prompt, *, steps=None):
         self.calls.append((prompt, steps))
         self.pipe()
         return np.zeros((1, 4, 4, 3), dtype=np.uint8)

@@ -59,6 +59,7 @@ SANA_VIDEO = SanaVideo(
         width_px=832,
         height_px=480,
         frames=81,
+        frame_rate=16.0,
         multiple_px=32,
         steps=50,
         guidance=6.0,

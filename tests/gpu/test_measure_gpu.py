@@ -62,7 +62,7 @@ class Session:
     def __init__(self, work):
         self.pipe = Pipeline(work)
 
-    def generate(self, prompt, *, steps=None):
+    def produce(self, prompt, *, steps=None):
         self.pipe()
         return np.zeros((1, 4, 4, 3), dtype=np.uint8)
 

@@ -20,6 +20,7 @@ PROMPTS = (
 TINY = [name for name in models.MODELS if models.facts(name).tiny]
 HOST_READS = {"tiny/ltx-2.3": 2}
 """Reads of a CPU tensor in a forward: free on a GPU, while the tape takes the tensor for device data and guards it."""
+WITH_SOUND = {"LTX2Pipeline", "MiniMaxH3ModularPipeline"}
 PADDED_LIMIT = 1e-6
 """float32, outputs of about 2: padding may change the order of additions and nothing else."""
 
@@ -58,7 +59,8 @@ def test_graphs_replay_bit_exactly(model: str, dtype: str, tmp_path: Path):
         proof = record.engagement
         graph, padding = record.fidelity
         assert (record.status, graph.question, graph.exact) == ("OK", "graph", True)
-        assert graph.calls == len(PROMPTS) * 2 * branches
+        assert graph.calls == len(PROMPTS) * (2 * branches + models.facts(model).second_stage_steps)
+        assert len(graph.audio) == (len(PROMPTS) + 1 if models.facts(model).pipeline in WITH_SOUND else 0)
         assert len(graph.latents) == len(PROMPTS) + 1
         assert len(set(proof.captures)) == 1
         assert proof.replays == proof.expected_forwards > graph.calls
