@@ -73,7 +73,6 @@ class Hook:
         self.bind = Binder(original)
         self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module)
         self._adapter = adapter
-        self.explain = adapter.explain
         self._padded = runner.padded
         self._buckets = adapter.default_buckets if case.buckets is None else case.buckets
         self._cache = PadCache()
@@ -101,6 +100,10 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The denoiser's forward as the pipeline calls it."""
         return self.call(self.bind(args, kwargs))
+
+    def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
+        """A miss's lines in the words of the model's users."""
+        return self._adapter.explain(difference)
 
     def idle(self, output: Any) -> Hook:
         """This hook around a forward that does nothing: what is left is the hook's own cost."""

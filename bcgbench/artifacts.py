@@ -47,13 +47,14 @@ class Saver:
         try:
             (self.run_path / "artifacts").mkdir(exist_ok=True)
             for prompt, final in finals.by_prompt.items():
-                earlier = self._saved.setdefault(prompt, [])
-                paths |= next((held for other, held in earlier if final.equals(other)), {})
-                if f"latents {prompt}" not in paths:
-                    own: dict[str, str] = {}
-                    for name, path in self._write(final, stem=f"{self.case.key}-{runner}-{prompt}"):
-                        own[f"{name} {prompt}"] = paths[f"{name} {prompt}"] = path
-                    earlier.append((final, own))
+                saved = self._saved.setdefault(prompt, [])
+                files = next((held for other, held in saved if final.equals(other)), None)
+                if files is None:
+                    files = {}
+                    for kind, path in self._write(final, stem=f"{self.case.key}-{runner}-{prompt}"):
+                        files[f"{kind} {prompt}"] = paths[f"{kind} {prompt}"] = path
+                    saved.append((final, files))
+                paths |= files
         except OSError as error:
             log.warning("artifacts of %s were not written: %s", runner, error)
         return paths
