@@ -27,7 +27,7 @@ PADDED_LIMIT = 1e-6
 
 def tiny_case(model: str, **changes: object) -> Case:
     facts = models.facts(model)
-    size = 2 * facts.multiple_px * (32 // (2 * facts.multiple_px) or 1)
+    size = max(32, min(2 * facts.multiple_px, 64))
     plain = Case(model=model, width_px=size, height_px=size, steps=2, prompts=PROMPTS, dtype="float32", device="cpu",
                  rounds=2, profile=False)  # fmt: skip
     return dataclasses.replace(plain, **changes)

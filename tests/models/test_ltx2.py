@@ -73,7 +73,7 @@ def prepared(session: base.Session) -> Arm:
 
 
 def test_another_number_of_frames_is_a_miss_that_says_so():
-    """A graph warmed up at 9 frames does not serve 17: the call runs eagerly, and right, and is told by both numbers."""
+    """A graph warmed up at 9 frames does not serve 17: the call runs eagerly and right, and both numbers are told."""
     short, long = (base.load(case("tiny/ltx-2", frames=frames, width_px=32, height_px=32)) for frames in (9, 17))
     arm = prepared(short)
     request = long.request(0)

@@ -1,4 +1,4 @@
-"""LTX-2 in two stages: diffusers' own calls, two signatures, two loops, and what happens where the second never runs."""
+"""LTX-2 in two stages: diffusers' own calls, two signatures, two loops, and a second that never runs."""
 
 from __future__ import annotations
 
