@@ -1,4 +1,4 @@
-"""Are an arm's outputs the same? Every transformer call on identical inputs, then free-running latents and images.
+"""Are an arm's outputs the same? Every transformer call on identical inputs, then latents, images and sound.
 
 Three questions, three references: eager again (rerun), eager on padded inputs against eager (padding), the arm against
 eager on padded inputs (graph). What an answer is worth is decided in `verdict.py`.
@@ -16,6 +16,8 @@ from bcgbench import fidelity
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.errors import BcgbenchError
+from bcgbench.measure import Measured
+from bcgbench.models.media import Media, Sound
 from bcgbench.types import Difference, Fidelity, Question
 
 CHANGED_LIMIT = 3
@@ -27,12 +29,26 @@ class Final:
     """What one request ended with, on the host."""
 
     latents: Tensor
-    images: np.ndarray[Any, Any]
-    """uint8, (images or frames, height, width, 3)."""
+    media: Media
+
+    @classmethod
+    def of(cls, measured: Measured) -> Final:
+        """What a measured request ended with."""
+        return cls(measured.latents.detach().cpu(), measured.media)
+
+    @property
+    def images(self) -> np.ndarray[Any, Any]:
+        """uint8, (images or frames, height, width, 3)."""
+        return self.media.images
+
+    @property
+    def sound(self) -> Sound | None:
+        """The waveform, where the model makes one."""
+        return self.media.sound
 
     def equals(self, other: Final) -> bool:
-        """Whether latents and images have the same bytes."""
-        return bit_equal(self.latents, other.latents) and np.array_equal(self.images, other.images)
+        """Whether latents, images and sound have the same bytes."""
+        return bit_equal(self.latents, other.latents) and self.media.equals(other.media)
 
 
 @dataclass(slots=True)
@@ -96,4 +112,9 @@ def answer(question: Question, *, reference: str, tally: CallTally, expected: Fi
         worst_call=tally.worst,
         latents=tuple(fidelity.compare(a.latents, b.latents, name=f"latents {name}") for name, a, b in pairs),
         images=tuple(fidelity.compare(a.images, b.images, name=f"image {name}", ssim=True) for name, a, b in pairs),
+        audio=tuple(
+            fidelity.compare_sound(a.sound, b.sound, name=f"audio {name}")
+            for name, a, b in pairs
+            if a.sound is not None or b.sound is not None
+        ),
     )

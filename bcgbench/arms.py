@@ -7,26 +7,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from bcgbench.binding import Arguments, Binder
 from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.signature import Signature
 from bcgbench.measure import time_call
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
 from bcgbench.types import Engagement, Miss
 
-Arguments = dict[str, Any]
+Key = tuple[str, Signature]
+"""Module and signature: one graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +52,6 @@ class Counts:
         """What was counted after `earlier`."""
         return Counts(self.forwards - earlier.forwards, self.replays - earlier.replays,
                       self.fallbacks - earlier.fallbacks)  # fmt: skip
-
-
-class Binder:
-    """Turns a call's positional and keyword arguments into all arguments by name, defaults filled.
-
-    LongCat passes `guidance=None` in one branch and omits it in the other: without defaults these are two signatures.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._signature = inspect.signature(function)
-        parameters = self._signature.parameters.values()
-        self._names = [p.name for p in parameters]
-        self._defaults = {p.name: None if p.default is p.empty else p.default for p in parameters}
-        self._required = {p.name for p in parameters if p.default is p.empty}
-        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Arguments) -> Arguments:
-        """The arguments by name; raises `TypeError` as the call itself would."""
-        given = dict(zip(self._names, args, strict=False)) | kwargs
-        once = len(args) + len(kwargs) == len(given)
-        if self._plain and once and self._required <= given.keys() <= self._defaults.keys():
-            return self._defaults | given
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
 
 
 class Hook:
@@ -124,6 +101,10 @@ class Hook:
         """The denoiser's forward as the pipeline calls it."""
         return self.call(self.bind(args, kwargs))
 
+    def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
+        """A miss's lines in the words of the model's users."""
+        return self._adapter.explain(difference)
+
     def idle(self, output: Any) -> Hook:
         """This hook around a forward that does nothing: what is left is the hook's own cost."""
         other = copy.copy(self)
@@ -153,15 +134,21 @@ class Arm:
     def __init__(self, runner: Runner, session: Session) -> None:
         self.runner = runner
         self.hooks = {name: Hook(module, session=session, runner=runner) for name, module in session.denoisers.items()}
+        self._asked: set[Key] = set()
+        """What the traced requests ask for, in contrast to lengths that were captured in advance."""
+        self._engaged: set[Key] = set()
+        """What some request replayed; a replay of the check, outside a request, is no proof."""
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """The pipeline runs through this arm until the block ends."""
+        before = {key: graph.replays for key, graph in self._by_key.items()}
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:
                 for hook in self.hooks.values():
                     stack.enter_context(_replaced(hook.module, hook))
             yield
+        self._engaged |= {key for key, graph in self._by_key.items() if graph.replays > before.get(key, 0)}
 
     def call(self, traced: Traced) -> Any:
         """This arm's output on a traced call's arguments."""
@@ -179,12 +166,13 @@ class Arm:
             hook.graphed.freeze()
 
     def _variants(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
-        found: dict[Any, tuple[Hook, Arguments]] = {}
+        found: dict[Key, tuple[Hook, Arguments]] = {}
         for traced in calls:
             hook = self.hooks[traced.module]
             with contextlib.suppress(OutsidePolicy):
                 for arguments in hook.variants(traced.arguments):
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
+                self._asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
         return list(found.values())
 
     def signature_s(self, traced: Traced, *, repeats: int, clock: Clock) -> float:
@@ -216,9 +204,14 @@ class Arm:
         return sum(hook.graphed.cache.captures for hook in self.hooks.values())
 
     @property
+    def _by_key(self) -> dict[Key, SegmentedGraph]:
+        held = [(name, graph) for name, hook in self.hooks.items() for graph in hook.graphed.cache.graphs]
+        return {(name, graph.signature): graph for name, graph in held}
+
+    @property
     def graphs(self) -> list[SegmentedGraph]:
         """All graphs held."""
-        return [graph for hook in self.hooks.values() for graph in hook.graphed.cache.graphs]
+        return list(self._by_key.values())
 
     @property
     def backend(self) -> Literal["cuda", "tape", "none"]:
@@ -239,10 +232,10 @@ class Arm:
 
     def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
         """The proof of replay over everything this arm was asked to run."""
-        graphs, counts = self.graphs, self.counts
+        graphs, counts, idle = self.graphs, self.counts, self._by_key.keys() - self._engaged
         largest = max(graphs, key=lambda graph: len(graph.steps), default=None)
         misses = [
-            Miss(module=name, reason=miss.reason, difference=miss.difference, count=miss.count)
+            Miss(module=name, reason=miss.reason, difference=hook.explain(miss.difference), count=miss.count)
             for name, hook in self.hooks.items()
             for miss in hook.graphed.cache.misses.values()
         ]
@@ -256,7 +249,8 @@ class Arm:
             fallbacks=counts.fallbacks,
             misses=tuple(misses),
             evictions=sum(hook.graphed.cache.evictions for hook in self.hooks.values()),
-            uncalled=tuple(str(graph.signature) for graph in graphs if graph.replays == 0),
+            uncalled=tuple(sorted(str(signature) for _, signature in idle - self._asked)),
+            unengaged=tuple(sorted(str(signature) for _, signature in idle & self._asked)),
             graph_nodes=largest.nodes if largest else None,
             prepare_forwards=sum(hook.graphed.prepare_forwards for hook in self.hooks.values()),
         )

@@ -18,7 +18,7 @@ import torch
 from bcgbench import answers, environment, measure
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
-from bcgbench.artifacts import save_finals
+from bcgbench.artifacts import Saver
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
 from bcgbench.flops import count_flops
@@ -52,9 +52,10 @@ def run_case(
     except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
             live.result.failure = live.result.failure or _unfinished(error)
+    saver = Saver(run_path, case, bench.session.adapter.facts.frame_rate)
     for live in bench.live.values():
         if live.usable:
-            live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
+            live.result.artifacts = saver.save(live.finals, runner=live.name)
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
 
@@ -111,8 +112,8 @@ class CaseBench:
             before = len(tracer.calls)
             with tracer.recording():
                 measured = measure.request(self.session, prompt, clock=self._clock, on_step=self._on_step)
-            self._traced.by_prompt[prompt] = _final(measured)
-            self._calls_of[prompt] = len(tracer.calls) - before
+            self._traced.by_prompt[prompt] = Final.of(measured)
+            self._calls_of[prompt] = measure.check_calls(len(tracer.calls) - before, measured, self.session.pipe)
         self._calls = tracer.calls
         if self.session.device.type == "cuda":
             self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
@@ -220,17 +221,21 @@ class CaseBench:
     def _profile(self, live: Live) -> None:
         self._report("profile", live.name)
 
-        def run() -> None:
+        def run() -> tuple[int, ...]:
             with live.arm.attached():
-                measure.request(self.session, 0, clock=self._clock, steps=PROFILE_STEPS)
-            live.expected += self._calls_of[0] * PROFILE_STEPS // self._case.steps
+                measured = measure.request(self.session, 0, clock=self._clock, steps=PROFILE_STEPS)
+            second = self.session.adapter.facts.second_stage_steps
+            live.expected += (self._calls_of[0] - second) * PROFILE_STEPS // self._case.steps + second
+            return measured.loop_steps
 
         before = [graph.replays for graph in live.arm.graphs]
-        run()
+        loop_steps = run()
+        steps = sum(loop_steps)
         replayed = [(graph, graph.replays - old) for graph, old in zip(live.arm.graphs, before, strict=True)]
         known = all(graph.kernels is not None for graph, _ in replayed)
-        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // PROFILE_STEPS if known else None
-        live.result.profile = profile_request(run, steps=PROFILE_STEPS, graph_kernels_per_step=kernels)
+        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // steps if known else None
+        profile = profile_request(run, steps=steps, graph_kernels_per_step=kernels)
+        live.result.profile = dataclasses.replace(profile, loop_steps=loop_steps)
 
     # --- one image ------------------------------------------------------------------------------------------------
 
@@ -249,7 +254,7 @@ class CaseBench:
         live.result.samples.append(sample)
         if live.name in self.live:
             self._emit(sample)
-        return _final(measured)
+        return Final.of(measured)
 
     def _attempt(self, stage: str, live: Live, work: Callable[[Live], object]) -> None:
         """Run a stage of an arm that did not fail before; what it raises is the arm's failure.
@@ -283,10 +288,6 @@ class CaseBench:
 
     def _on_step(self, step: int) -> None:
         self._emit(dataclasses.replace(self._progress, step=step + 1))
-
-
-def _final(measured: measure.Measured) -> Final:
-    return Final(measured.latents.detach().cpu(), measured.images)
 
 
 def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:

@@ -47,6 +47,9 @@ def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[R
     if not proof.replays and any(proof.captures):
         text = f"{max(proof.captures)} graphs were captured and none was replayed; the hook is not on the called module"
         yield Reason(code="captured-not-engaged", text=text)
+    elif proof.unengaged:
+        text = f"graphs captured for calls of the requests and never replayed by one: {'; '.join(proof.unengaged)}"
+        yield Reason(code="captured-not-engaged", text=f"{text}; did a stage run, and through the hooked module?")
     fallbacks = max(proof.fallbacks, sum(s.fallbacks for s in measured))
     if fallbacks:
         yield Reason(code="fallback", text=f"transformer calls that ran eagerly: {fallbacks}; {_misses_phrase(proof)}")

@@ -29,6 +29,8 @@ from bcgbench.types import Difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bcgbench.models.media import Sound
+
 NDArray = np.ndarray[Any, Any]
 Array = NDArray | torch.Tensor
 
@@ -118,6 +120,23 @@ def compare(a: Array, b: Array, *, name: str, data_range: float | None = None, s
     )
 
 
+def compare_sound(a: Sound | None, b: Sound | None, *, name: str) -> Difference:
+    """Compare the waveform `b` with the reference `a`, as `compare`, by (channel, sample).
+
+    PSNR refers to the root mean square of the reference, not to full scale, and so is the signal-to-noise ratio: a
+    quiet sound may not hide a large error. BcgbenchError where one is missing, or length, channels or rate differ.
+    """
+    if a is None or b is None:
+        raise BcgbenchError(f"{name}: one of the outputs has no sound, so there is nothing to compare the other with.")
+    if a.rate_hz != b.rate_hz:
+        raise BcgbenchError(
+            f"{name}: the sounds cannot be compared, the reference has {a.rate_hz} samples a second and the other "
+            f"{b.rate_hz}. Nothing is resampled: run both with one vocoder."
+        )
+    rms = math.sqrt(np.square(a.samples, dtype=np.float64).mean()) if a.samples.size else 0.0
+    return compare(a.samples, b.samples, name=name, data_range=rms or 1.0)
+
+
 def save_png(image: Array, path: Path) -> None:
     """Write a uint8 image, (height, width) or (height, width, 3 or 4), losslessly. The file appears complete or not."""
     from PIL import Image
@@ -127,7 +146,7 @@ def save_png(image: Array, path: Path) -> None:
         raise BcgbenchError(
             f"a PNG holds one image, (height, width[, 3 or 4]); got {pixels.shape}. Save frame by frame"
         )
-    with _replacing(path) as draft:
+    with replacing(path) as draft:
         Image.fromarray(pixels).save(draft, format="PNG")
 
 
@@ -136,7 +155,7 @@ def save_latents(latents: torch.Tensor | Mapping[str, torch.Tensor], path: Path)
     from safetensors.torch import save_file
 
     named = {"latents": latents} if isinstance(latents, torch.Tensor) else latents
-    with _replacing(path) as draft:
+    with replacing(path) as draft:
         save_file({key: value.detach().cpu().contiguous() for key, value in named.items()}, draft)
 
 
@@ -228,16 +247,16 @@ def _ssim(a: NDArray, b: NDArray) -> float | None:
         return None
     frames = zip(a.reshape(-1, *a.shape[-3:]), b.reshape(-1, *b.shape[-3:]), strict=True)
     scores = [
-        similarity(
+        1.0 if np.array_equal(x, y) else similarity(  # a second per frame of a video that is exact
             x, y, gaussian_weights=True, sigma=SSIM_SIGMA, use_sample_covariance=False, data_range=255, channel_axis=-1
         )
         for x, y in frames
-    ]
+    ]  # fmt: skip
     return float(np.mean(scores)) if scores else None
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; it takes `path`'s place at the end, or is removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")

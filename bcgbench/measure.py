@@ -7,13 +7,16 @@ Here: filling in times and bytes. Not here: what a time means (`verdict.py`), co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from bcgbench.clock import Clock, CudaClock, FakeClock, HostClock, clock_for
+from bcgbench.errors import BcgbenchError
+from bcgbench.models.media import Media
 from bcgbench.stats import abba_order, median
 from bcgbench.tap import DenoiseTap, OnStep
 
@@ -39,10 +42,12 @@ class Measured:
     after_s: float
     end_to_end_s: float
     step_s: tuple[float, ...]
-    images: np.ndarray[Any, Any]
-    """As the session returns them: uint8, (images or frames, height, width, 3)."""
+    loop_steps: tuple[int, ...]
+    """Steps of each denoise loop, one loop per stage."""
+    media: Media
+    """As the session returns them: frames, and sound where there is any."""
     latents: Tensor
-    """The last sample of the scheduler, on its device, by reference."""
+    """The last sample of the last stage's scheduler, on its device, by reference."""
 
 
 class Turn(NamedTuple):
@@ -59,30 +64,63 @@ class Turn(NamedTuple):
 def request(
     session: Any, prompt: int, *, clock: Clock, steps: int | None = None, on_step: OnStep | None = None
 ) -> Measured:
-    """Run `session.generate(prompt, steps=steps)`, a whole pipeline call, and time its stages.
+    """Run `session.produce(prompt, steps=steps)`, a whole request, and time its stages.
 
-    `session` is a `models.base.Session` or anything with `.pipe` and `.generate`. End-to-end time has its own readings
-    around everything, so that it can disagree with the sum of the stages. BcgbenchError when the pipeline's denoise
-    loop cannot be seen.
+    `session` is a `models.base.Session` or anything with `.pipe` and `.produce`. A pipeline of several stages names
+    them, in order, as `.stages`: each is a pipeline whose denoise loop runs once. The denoise times are the sums over
+    the loops; what lies between two loops prepares the next one and counts as before it. End-to-end time has its own
+    readings around everything, so that it can disagree with the sum of the stages. BcgbenchError when a denoise loop
+    cannot be seen, a stage that never ran included.
     """
     clock.synchronize()
     outer_start_s = clock.now_s()
-    with DenoiseTap(session.pipe, clock, on_step=on_step) as tap:
+    with ExitStack() as stack:
+        taps: list[DenoiseTap] = []
+        for stage in getattr(session.pipe, "stages", (session.pipe,)):
+            taps.append(stack.enter_context(DenoiseTap(stage, clock, on_step=_counted(on_step, earlier=tuple(taps)))))
         start_s = clock.now_s()
-        images = session.generate(prompt, steps=steps)
+        media = session.produce(prompt, steps=steps)
         clock.synchronize()
         end_s = clock.now_s()
     outer_end_s = clock.now_s()
+    _check_order(taps)
+    events = [tap.denoise_event_s for tap in taps]
+    ends = [start_s, *(tap.end_s for tap in taps)]
     return Measured(
-        denoise_event_s=tap.denoise_event_s,
-        denoise_host_s=tap.denoise_host_s,
-        before_s=tap.start_s - start_s,
-        after_s=end_s - tap.end_s,
+        denoise_event_s=None if None in events else sum(s for s in events if s is not None),
+        denoise_host_s=sum(tap.denoise_host_s for tap in taps),
+        before_s=sum(tap.start_s - end for tap, end in zip(taps, ends, strict=False)),
+        after_s=end_s - ends[-1],
         end_to_end_s=outer_end_s - outer_start_s,
-        step_s=tap.step_s,
-        images=np.asarray(images),
-        latents=tap.latents,
+        step_s=tuple(step_s for tap in taps for step_s in tap.step_s),
+        loop_steps=tuple(tap.steps for tap in taps),
+        media=media,
+        latents=taps[-1].latents,
     )
+
+
+def _counted(on_step: OnStep | None, *, earlier: tuple[DenoiseTap, ...]) -> OnStep | None:
+    """`on_step` that goes on counting where the loops before ended."""
+    return on_step and (lambda step: on_step(sum(tap.steps for tap in earlier) + step))
+
+
+def _check_order(taps: Sequence[DenoiseTap]) -> None:
+    """BcgbenchError where a stage's loop began before the one before it ended: their times would count twice."""
+    if any(later.start_s < tap.end_s for tap, later in pairwise(taps)):
+        raise BcgbenchError("The stages of the pipeline did not run one after the other. List them in their order.")
+
+
+def check_calls(calls: int, measured: Measured, pipe: Any) -> int:
+    """`calls`, the traced ones of a request; BcgbenchError where there are fewer than denoise steps.
+
+    Then a loop runs a module that is not hooked, a second stage with a transformer of its own for example.
+    """
+    if calls < len(measured.step_s):
+        raise BcgbenchError(
+            f"{type(pipe).__name__} made {len(measured.step_s)} denoise steps and {calls} calls of its hooked "
+            "denoisers; expected at least one call per step. Name every denoiser in the adapter's `denoisers`."
+        )
+    return calls
 
 
 def memory(device: torch.device) -> tuple[int, int]:

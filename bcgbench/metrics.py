@@ -6,6 +6,7 @@ Here: single numbers of one record, unrounded SI. Not here: intervals (`stats.py
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -103,12 +104,29 @@ def _step_s(record: Record) -> float | None:
     return _median(_median(s.step_s[1:]) for s in record.measured)
 
 
+def _profiled_step_s(record: Record, profile: Profile) -> float | None:
+    """Mean step of the profiled pass, as its loops' steps took when measured: half-size and full-size ones differ."""
+    if len(profile.loop_steps) <= 1:
+        return _step_s(record)
+    loops = [_median(_median(_loops(s)[i][1:]) for s in record.measured) for i in range(len(profile.loop_steps))]
+    if None in loops:
+        return None
+    return sum(n * (s or 0) for n, s in zip(profile.loop_steps, loops, strict=True)) / sum(profile.loop_steps)
+
+
+def _loops(sample: Sample) -> list[tuple[float, ...]]:
+    """Step times of each denoise loop."""
+    ends = list(itertools.accumulate(sample.loop_steps, initial=0))
+    return [sample.step_s[a:b] for a, b in itertools.pairwise(ends)]
+
+
 def _gpu_busy(record: Record) -> float | None:
     # Divided by the step of the measured, unprofiled images: a profiled step is longer and would understate it.
-    step_s = _step_s(record)
-    if record.profile is None or record.profile.busy_s is None or not step_s:
+    profile = record.profile
+    step_s = profile and _profiled_step_s(record, profile)
+    if profile is None or profile.busy_s is None or not step_s:
         return None
-    return record.profile.busy_s / step_s
+    return profile.busy_s / step_s
 
 
 def _hook_share(record: Record) -> float | None:

@@ -27,7 +27,7 @@ class Outputs:
 def answer(records: Iterable[Record], question: Question) -> Fidelity | None:
     """First answer to `question` among the records that compared any final output."""
     answers = (f for r in records for f in r.fidelity if f.question == question)
-    return next((f for f in answers if f.latents or f.images or f.calls_exact < f.calls), None)
+    return next((f for f in answers if f.finals or f.calls_exact < f.calls), None)
 
 
 def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -> Outputs:
@@ -63,35 +63,37 @@ def describe(fidelity: Fidelity) -> str:
     """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12"."""
     if fidelity.exact:
         return "exact"
-    parts = [size_phrase(d) for d in [worst_difference((*fidelity.latents, *fidelity.images))] if d]
+    parts = [size_phrase(d) for d in [worst_difference(fidelity.finals)] if d]
     if wrong := fidelity.calls - fidelity.calls_exact:
         parts.append(f"{wrong} of {fidelity.calls} calls, first call {fidelity.first_call}")
     return "differs: " + "; ".join(parts)
 
 
 def padding_phrase(fidelity: Fidelity | None) -> str:
-    """What padding alone changes, worst image (else latents) first; "" where the question was not asked."""
+    """What padding alone changes, worst image (else sound, else latents); "" where the question was not asked."""
     if fidelity is None:
         return ""
-    shown = worst_difference(fidelity.images) or worst_difference(fidelity.latents)
+    kinds = (fidelity.images, fidelity.audio, fidelity.latents)
+    shown = next(filter(None, map(worst_difference, kinds)), None)
     return size_phrase(shown) if shown else describe(fidelity)
 
 
 def size_phrase(difference: Difference) -> str:
-    """Return "max difference 0.0156, PSNR 61.2 dB in latents 0"."""
-    psnr = "no finite PSNR" if difference.psnr_db is None else f"PSNR {difference.psnr_db:.1f} dB"
+    """Return "max difference 0.0156, PSNR 61.2 dB in latents 0"; of a sound it is the SNR."""
+    ratio = "SNR" if difference.name.startswith("audio") else "PSNR"
+    psnr = f"no finite {ratio}" if difference.psnr_db is None else f"{ratio} {difference.psnr_db:.1f} dB"
     return f"max difference {difference.max_abs:.3g}, {psnr} in {difference.name}"
 
 
 def worst_difference(differences: Iterable[Difference]) -> Difference | None:
-    """The one of lowest PSNR among those not exact; one without a finite PSNR is worse than any."""
+    """The one of lowest PSNR (a sound: SNR) among those not exact; one without a finite PSNR is worse than any."""
     wrong = [d for d in differences if not d.exact]
     return min(wrong, key=_psnr_db, default=None)
 
 
 def no_worse(fidelity: Fidelity, floor: Fidelity, *, margin_db: float) -> bool:
-    """Whether calls, latents and images differ no more than in `floor`, worst against worst, within `margin_db`."""
-    kinds = ((fidelity.latents, floor.latents), (fidelity.images, floor.images))
+    """Whether calls and all final outputs differ no more than in `floor`, worst against worst, within `margin_db`."""
+    kinds = ((fidelity.latents, floor.latents), (fidelity.images, floor.images), (fidelity.audio, floor.audio))
     finals = all(_within(worst_difference(x), worst_difference(y), margin_db) for x, y in kinds)
     calls = fidelity.calls == fidelity.calls_exact or (
         fidelity.worst_call is not None and _within(fidelity.worst_call, floor.worst_call, margin_db)

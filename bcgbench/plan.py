@@ -6,7 +6,7 @@ An estimate answers "does this fit, and is it minutes or hours"; it is not a mea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,19 +63,22 @@ def estimate(
     part, encoding and decoding are not counted, so times are on the low side.
     """
     assumed = assumptions or Assumptions()
-    forwards = case.steps * _branches(case, facts)
+    first, second = case.steps * _branches(case, facts), facts.second_stage_steps
     images = request_count(case)
     text_bytes = text_encoder_bytes if case.weights == "pretrained" else 0
     weights_bytes = facts.transformer_parameters * _BYTES_PER_ELEMENT.get(case.dtype, 2) + text_bytes
     duration_s = assumed.cpu_start_s if case.device == "cpu" else assumed.start_s
     is_random = case.weights == "random"
     duration_s += weights_bytes / (assumed.random_bytes_per_s if is_random else assumed.load_bytes_per_s)
-    duration_s += images * forwards * _forward_s(case, facts, assumed=assumed)
+    # A size is a multiple of what one token of the first, half-size stage covers in the finished video.
+    twice = replace(case, width_px=2 * case.width_px, height_px=2 * case.height_px)
+    request_s = first * _forward_s(case, facts, assumed=assumed) + second * _forward_s(twice, facts, assumed=assumed)
+    duration_s += images * request_s
     return Estimate(
         case=case,
         memory_bytes=memory_bytes(case, facts) + text_bytes,
         images=images,
-        forwards=forwards,
+        forwards=first + second,
         duration_s=duration_s,
         notes=_notes(case, facts),
     )

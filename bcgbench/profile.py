@@ -54,7 +54,7 @@ class TraceEvent(NamedTuple):
 Window = tuple[int, int]
 
 
-def profile_request(run: Callable[[], None], *, steps: int, graph_kernels_per_step: int | None) -> Profile:
+def profile_request(run: Callable[[], object], *, steps: int, graph_kernels_per_step: int | None) -> Profile:
     """Profile one request and count what its denoise loop launched, per step.
 
     `run` makes one request through `measure.request`, whose tap annotates the loop; `steps` is its number of denoise

@@ -48,7 +48,7 @@ def sample_of(
     return Sample(
         runner=turn.arm, phase=phase, round=turn.round, order=turn.order, prompt=turn.prompt, **times,
         forwards=counts.forwards, replays=counts.replays, fallbacks=counts.fallbacks,
-        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=gpu_state,
+        peak_allocated_bytes=peak[0], peak_reserved_bytes=peak[1], gpu_state=gpu_state, loop_steps=measured.loop_steps,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "dtype": str(session.dtype).removeprefix("torch."),
         "pipeline": session.adapter.facts.pipeline,
         "scheduler": type(session.pipe.scheduler).__name__,
-        "steps": str(case.steps),
+        "steps": " + ".join(map(str, filter(None, (case.steps, session.adapter.facts.second_stage_steps)))),
         "token counts from": session.token_source,
     }
 

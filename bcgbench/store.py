@@ -5,7 +5,8 @@
                      artifacts/ logs/
 
 Here: run folders, schema versions, which attempt of an arm counts, what a resume still has to do. Not here: how a line
-reaches the disk (`journal.py`), what a record means (`verdict.py`), what to store (`bench.py`, `worker.py`).
+reaches the disk (`journal.py`), how an older one is brought up (`migrations.py`), what a record means (`verdict.py`),
+what to store (`bench.py`, `worker.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import difflib
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from typing import Any, Self
 from bcgbench import journal
 from bcgbench.codec import from_json, to_json
 from bcgbench.errors import NothingMeasured, StoreError
+from bcgbench.migrations import MIGRATIONS
 from bcgbench.types import SCHEMA_VERSION, Case, Record, RunInfo, Sample
 
 __all__ = [
@@ -32,8 +33,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-MIGRATIONS: Mapping[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
-"""Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""
 
 RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "process-poisoned"})
 """Reasons of a FAILED record that a further attempt may not meet again; any other failure is final."""

@@ -91,16 +91,21 @@ class DenoiseTap:
         return tuple(self._clock.elapsed_s(a, b) for a, b in pairwise(steps))
 
     @property
+    def steps(self) -> int:
+        """Steps that have ended."""
+        return max(len(self._marks) - (1 if self._end_s is None else 2), 0)
+
+    @property
     def latents(self) -> Tensor:
         """The last sample that the scheduler returned, by reference."""
         return _known(self._latents)
 
     def begin(self) -> None:
-        """The loop begins. BcgbenchError at a second loop: one span cannot stand for two."""
+        """The loop begins. BcgbenchError at a second loop of one pipeline: one span cannot stand for two."""
         if self._start_s is not None:
             raise BcgbenchError(
                 f"{self._name} opened a second progress bar in one request, so its denoise loop cannot be told from "
-                "other work. Expected one bar. Measure such a pipeline stage by stage."
+                "other work. Expected one bar; a pipeline of several stages names them as `stages`."
             )
         self._clock.synchronize()
         self._annotation.enter_context(torch.profiler.record_function(DENOISE_SPAN))
@@ -111,7 +116,7 @@ class DenoiseTap:
         """A step ends."""
         self._marks.append(self._clock.mark())
         if self._on_step is not None:
-            self._on_step(len(self._marks) - 2)
+            self._on_step(self.steps - 1)
 
     def finish(self) -> None:
         """The loop ends."""
@@ -129,11 +134,10 @@ class DenoiseTap:
 
     def _check(self) -> None:
         """BcgbenchError unless the pipeline ran one loop of at least one step."""
-        steps = max(len(self._marks) - 2, 0)
         missing = {
             "it never opened its progress bar": self._start_s is None,
             "its progress bar was not closed": self._start_s is not None and self._end_s is None,
-            "its progress bar was never updated": self._end_s is not None and steps == 0,
+            "its progress bar was never updated": self._end_s is not None and self.steps == 0,
             "its scheduler made no step": self._latents is None,
         }
         found = [text for text, is_so in missing.items() if is_so]

@@ -1,7 +1,7 @@
 """Every value that is stored or passed between modules: frozen dataclasses, standard library only.
 
 Units stand in names: `_s` seconds, `_bytes`, `_db`, `_px`, `_hz`, `_w`, `_c`. Raw samples are kept, unrounded.
-A new stored field needs a new `SCHEMA_VERSION`, a migration in `store.py` and a golden file under `tests/golden`.
+A new stored field needs a new `SCHEMA_VERSION`, a step in `migrations.py` and a golden file under `tests/golden`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["OK", "INVALID", "FAILED", "SKIPPED"]
 Weights = Literal["pretrained", "random"]
@@ -139,11 +139,11 @@ class Sample:
     prompt: int
     """Index into `Case.prompts`."""
     denoise_event_s: float | None
-    """CUDA-event time from before the first to after the last denoise step; None on a CPU."""
+    """CUDA-event time from before the first to after the last denoise step, summed over the loops; None on a CPU."""
     denoise_host_s: float
     """Host time of the same span with a device synchronise at both ends."""
     before_s: float
-    """Host time from the request to the denoise span (text encoding, latents), synchronised."""
+    """Host time from the request to the denoise span (text encoding, latents), synchronised. Between two loops too."""
     after_s: float
     """Host time from the denoise span to the finished image (decoding), synchronised."""
     end_to_end_s: float
@@ -157,6 +157,8 @@ class Sample:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     gpu_state: GpuState | None = None
+    loop_steps: tuple[int, ...] = ()
+    """Steps of each denoise loop, in the order of `step_s`; more than one where a request has stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,9 @@ class Engagement:
     misses: tuple[Miss, ...]
     evictions: int = 0
     uncalled: tuple[str, ...] = ()
-    """Captured graphs that no measured request replayed: "captured, not engaged"."""
+    """Captured graphs of lengths that no prompt has, so no request replayed them."""
+    unengaged: tuple[str, ...] = ()
+    """Captured graphs of calls that the traced requests made and no later request replayed: "captured, not engaged"."""
     graph_nodes: int | None = None
     """Kernel and memory nodes of the largest captured graph."""
     prepare_forwards: int = 0
@@ -207,7 +211,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A separate, untimed pass. All counts are per denoise step."""
+    """A separate, untimed pass. All counts are per denoise step, the mean over all loops."""
 
     launches: dict[str, float]
     """Host launch calls by kind: "kernel", "graph", "memcpy", "memset"."""
@@ -217,6 +221,8 @@ class Profile:
     """Union of kernel time; None when the trace was incomplete."""
     note: str = ""
     """Why a figure is missing, e.g. fewer kernels traced than the graphs hold."""
+    loop_steps: tuple[int, ...] = ()
+    """Steps of each denoise loop of this pass; () where it was not recorded (schema 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +230,7 @@ class Difference:
     """Two arrays compared. All statistics in float64. `exact` means equal dtype, shape and bytes."""
 
     name: str
-    """What was compared: "latents 0", "image 1", "call 12"."""
+    """What was compared: "latents 0", "image 1", "audio 1", "call 12"."""
     exact: bool
     sha256_a: str
     sha256_b: str
@@ -236,6 +242,7 @@ class Difference:
     bounding_box: tuple[tuple[int, int], ...] | None
     """Per axis, first and last differing index; None when exact."""
     data_range: float
+    """The span that `psnr_db` refers to. For audio the reference's RMS, which makes `psnr_db` its SNR."""
     psnr_db: float | None
     """10 log10(data_range² / MSE); None when exact (never infinity) or not finite."""
     ssim: float | None = None
@@ -260,12 +267,18 @@ class Fidelity:
     worst_call: Difference | None
     latents: tuple[Difference, ...]
     images: tuple[Difference, ...]
+    audio: tuple[Difference, ...] = ()
+    """Waveforms, where the model makes sound."""
+
+    @property
+    def finals(self) -> tuple[Difference, ...]:
+        """Everything that a request ends with: latents, images, audio."""
+        return (*self.latents, *self.images, *self.audio)
 
     @property
     def exact(self) -> bool:
-        """Whether every call, latent and image is bit-exact."""
-        finals = (*self.latents, *self.images)
-        return self.calls == self.calls_exact and bool(finals) and all(d.exact for d in finals)
+        """Whether every call, latent, image and waveform is bit-exact."""
+        return self.calls == self.calls_exact and bool(self.finals) and all(d.exact for d in self.finals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +317,7 @@ class Record:
     denoise_flops: float | None = None
     """Floating-point operations of one denoise of prompt 0; None where no speed is measured."""
     artifacts: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Name to path relative to the run folder: images and latents."""
+    """Name to path relative to the run folder: images, videos, audio and latents. Equal outputs share a file."""
 
     @property
     def measured(self) -> tuple[Sample, ...]:
@@ -372,9 +385,13 @@ class ModelFacts:
     width_px: int
     height_px: int
     frames: int | None = None
+    frame_rate: float = 24.0
+    """Frames a second at which a video is played."""
     multiple_px: int
     """Width and height must be multiples of this; nothing is binned or rounded silently."""
     steps: int
+    second_stage_steps: int = 0
+    """Denoise steps that a request makes after `steps`, in a second loop: one transformer call each."""
     guidance: float
     branches: int
     """Transformer calls per denoise step at the default guidance."""

@@ -25,6 +25,7 @@ TINY_FORM: dict[str, str] = {
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": "tiny/sana1.5",
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": "tiny/sana-video",
     "Lightricks/LTX-2": "tiny/ltx-2",
+    "Lightricks/LTX-2-two-stage": "tiny/ltx-2-two-stage",
     "Lightricks/LTX-2.3": "tiny/ltx-2.3",
     "MiniMaxAI/MiniMax-H3": "tiny/minimax-h3",
     "zai-org/GLM-Image": "tiny/glm-image",

@@ -258,7 +258,7 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds) -> Iterable[tuple[i
         if share > limits.max_padding_float32:
             text = f"padding changes {worst_call.name} by {share:.2g} of its size in float32, limit "
             yield 3, Reason(code="padding-over-limit", text=f"{text}{limits.max_padding_float32:g}; is a mask missing?")
-    found = padding and worst_difference((*padding.images, *padding.latents))
+    found = padding and worst_difference(padding.finals)
     least_db = limits.min_padding_psnr_db
     if least_db is not None and found and (found.psnr_db is None or found.psnr_db < least_db):
         text = f"padding alone changes the output: {size_phrase(found)}, at least {least_db:.1f} dB wanted"

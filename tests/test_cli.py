@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bcgbench import cli, cli_options, cli_progress, cli_run, store, worker
 from bcgbench.errors import EnvironmentFault
-from bcgbench.types import Record
+from bcgbench.types import SCHEMA_VERSION, Record
 from tests import factories as make
 
 ESCAPE = "\x1b"
@@ -133,7 +133,7 @@ def test_no_escape_sequences_where_there_is_no_terminal(
 
 def test_version_names_the_tool_and_the_schema():
     """For bug reports."""
-    assert invoke("--version").stdout == "bcgbench 0.1.0 (result schema 1)\n"
+    assert invoke("--version").stdout == f"bcgbench 0.1.0 (result schema {SCHEMA_VERSION})\n"
 
 
 def test_options_are_pinned():
@@ -224,18 +224,19 @@ def test_an_unknown_suite_key_names_file_key_and_nearest(tmp_path: Path, fake_wo
 def test_a_journal_of_a_newer_schema_is_refused_and_kept(results: Path, args: tuple[str, ...], fake_worker):
     """One message that says to upgrade, exit code 2, and the file untouched."""
     (journal,) = results.glob("*/journal.jsonl")
-    newer = journal.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1)
+    newer = journal.read_text(encoding="utf-8").replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1)
     journal.write_text(newer, encoding="utf-8")
     done = invoke(*args, "--results", results)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "schema 99, this one reads up to 1): upgrade" in done.stderr
+    assert f"schema 99, this one reads up to {SCHEMA_VERSION}): upgrade" in done.stderr
     assert journal.read_text(encoding="utf-8") == newer
 
 
 def test_an_unreadable_run_does_not_hide_the_others(results: Path):
     """`list runs` names what it cannot read."""
     later = stored(results, make.record(), run_id="20261130T000000Z-smoke-1b2c3d4e") / "journal.jsonl"
-    later.write_text(later.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1))
+    text = later.read_text(encoding="utf-8")
+    later.write_text(text.replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1))
     done = invoke("list", "runs", "--results", results, "--json")
     assert [row["run"] for row in json.loads(done.stdout)] == [make.RUN_ID, "20261130T000000Z-smoke-1b2c3d4e"]
     assert "upgrade" in json.loads(done.stdout)[1]["models"]

@@ -92,6 +92,14 @@ def test_a_capture_after_preparation_is_invalid() -> None:
     assert "2, 2, 3, 3" in text(found)
 
 
+def test_a_graph_of_a_traced_call_that_no_request_replayed_is_invalid() -> None:
+    """A second stage, captured and never served: the requests ask for it, in contrast to a spare bucket."""
+    found = judge(engaged(unengaged=("hidden_states bfloat16[1, 24576, 128]",)))
+    assert found[0] == "INVALID"
+    assert codes(found) == ["captured-not-engaged"]
+    assert "24576" in text(found)
+
+
 def test_a_bucket_that_no_prompt_needs_is_reported_and_fine() -> None:
     """Uncalled graphs are named; the record stays OK."""
     found = judge(engaged(uncalled=("text 1024",)))

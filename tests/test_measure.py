@@ -16,6 +16,7 @@ from bcgbench.measure import (
     DenoiseTap,
     FakeClock,
     HostClock,
+    check_calls,
     clock_for,
     peak,
     peak_reset,
@@ -23,6 +24,7 @@ from bcgbench.measure import (
     schedule,
     time_call,
 )
+from bcgbench.models.media import Media
 
 REQUEST_TIMES = [
     0.0,  # the request begins, tap included
@@ -102,10 +104,10 @@ class Session:
     def __init__(self, pipe=None):
         self.pipe, self.calls = pipe or Pipeline(), []
 
-    def generate(self, prompt, *, steps=None):
+    def produce(self, prompt, *, steps=None):
         self.calls.append((prompt, steps))
         self.pipe()
-        return np.zeros((1, 4, 4, 3), dtype=np.uint8)
+        return Media(images=np.zeros((1, 4, 4, 3), dtype=np.uint8))
 
 
 def device_clock():
@@ -124,7 +126,60 @@ def test_a_request_is_split_into_its_stages():
     assert measured.denoise_event_s == 9.5
     assert measured.step_s == (4.0, 3.0, 2.0)
     assert measured.latents.tolist() == [3.0, 3.0]
-    assert measured.images.shape == (1, 4, 4, 3)
+    assert measured.loop_steps == (3,)
+    assert measured.media.images.shape == (1, 4, 4, 3)
+
+
+class Staged:
+    """Two stages over one model, with work between them, as LTX-2's two-stage recipe."""
+
+    def __init__(self, *, skipped=False):
+        self.stages, self.skipped = (Pipeline(steps=2), Pipeline(steps=1)), skipped
+
+    def __call__(self):
+        self.stages[0]()
+        if not self.skipped:
+            self.stages[1]()
+
+
+STAGE_TIMES = [0.0, 1.0, 3.0, 13.0, 20.0, 24.0, 30.0, 31.0]
+"""Request, produce, first loop from 3 to 13, second from 20 to 24, produce returns, request ends."""
+
+
+def test_two_loops_add_up_and_what_lies_between_counts_as_before_the_second():
+    """Loops of 10 and 4 s; 2 s before the first and 7 s between them; steps in order, with each loop's number."""
+    clock = FakeClock(STAGE_TIMES, marks=[100.0, 104.0, 109.0, 109.5, 200.0, 203.0, 203.5])
+    seen = []
+    measured = request(Session(Staged()), 0, clock=clock, on_step=seen.append)
+    assert (measured.denoise_host_s, measured.before_s, measured.after_s) == (14.0, 9.0, 6.0)
+    assert measured.denoise_event_s == 9.5 + 3.5
+    assert measured.before_s + measured.denoise_host_s + measured.after_s == 30.0 - 1.0
+    assert (measured.step_s, measured.loop_steps) == ((4.0, 5.0, 3.0), (2, 1))
+    assert measured.latents.tolist() == [1.0, 1.0], "those of the last stage"
+    assert seen == [0, 1, 2]
+
+
+def test_a_stage_that_never_runs_is_an_error():
+    """Its time would be missing from a total that claims to hold it."""
+    with pytest.raises(BcgbenchError, match="never opened its progress bar"):
+        request(Session(Staged(skipped=True)), 0, clock=HostClock())
+
+
+def test_stages_that_are_listed_in_the_wrong_order_are_an_error():
+    """The span between them would be negative."""
+    staged = Staged()
+    staged.stages = staged.stages[::-1]
+    staged.__class__ = type("Reversed", (Staged,), {"__call__": lambda self: [s() for s in self.stages[::-1]]})
+    with pytest.raises(BcgbenchError, match="one after the other"):
+        request(Session(staged), 0, clock=HostClock())
+
+
+def test_steps_without_a_hooked_call_are_an_error():
+    """A second stage with a transformer of its own would run eagerly in every arm and be called exact."""
+    measured = request(Session(Staged()), 0, clock=HostClock())
+    assert check_calls(3, measured, Staged()) == 3
+    with pytest.raises(BcgbenchError, match="Staged made 3 denoise steps and 2 calls of its hooked denoisers"):
+        check_calls(2, measured, Staged())
 
 
 def test_end_to_end_is_measured_on_its_own():

@@ -119,6 +119,14 @@ def test_gpu_busy_divides_by_the_unprofiled_step() -> None:
     assert METRICS["gpu_busy"].read(record(profile=profile(busy_s=None))) is None
 
 
+def test_gpu_busy_of_two_loops_weighs_their_steps_as_the_profiled_pass_ran_them() -> None:
+    """Three half-size steps of 10 ms and three full-size ones of 40, profiled as two and three: 28 ms on average."""
+    steps = (0.5, 0.01, 0.01, 0.5, 0.04, 0.04)
+    staged = samples(denoise_s=(1.1,) * 6, step_s=steps, loop_steps=(3, 3))
+    found = record(samples=staged, profile=profile(busy_s=0.014, loop_steps=(2, 3)))
+    assert METRICS["gpu_busy"].read(found) == pytest.approx(0.5)
+
+
 def test_growth_is_the_median_and_absent_for_eager() -> None:
     """The first capture pays for the pool; the median shows the usual one."""
     grown = graph_record(memory=memory(growth_bytes=(900, 10, 20)))

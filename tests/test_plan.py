@@ -44,6 +44,16 @@ def test_guidance_that_is_off_halves_the_calls(guidance: float | None, forwards:
     assert plan.estimate(make.case(guidance=guidance), FACTS).forwards == forwards
 
 
+def test_a_second_stage_has_its_own_calls_at_four_times_the_tokens():
+    """8 half-size calls and 3 full-size ones cost what 20 half-size ones would."""
+    staged = replace(FACTS, second_stage_steps=3, text_tokens=1, branches=1, multiple_px=64)
+    case = make.case(width_px=4096, height_px=4096, steps=8)
+    found = plan.estimate(case, staged)
+    assert found.forwards == 11
+    alike = plan.estimate(replace(case, steps=20), replace(staged, second_stage_steps=0))
+    assert found.duration_s == pytest.approx(alike.duration_s, rel=1e-3)
+
+
 def test_a_small_model_is_bound_by_launches():
     """No estimate claims a step faster than the host can launch it."""
     small = make.model_facts(transformer_parameters=1000, memory_bytes=10_000)

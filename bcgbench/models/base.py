@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bcgbench.errors import BcgbenchError
 from bcgbench.models import adapter as find_adapter
-from bcgbench.models import loading
+from bcgbench.models import loading, media
 from bcgbench.models.padding import PadCache
 
 if TYPE_CHECKING:
@@ -165,6 +164,15 @@ class Adapter:
         """Images of a pipeline's output, float in [0, 1], (images or frames, height, width, 3)."""
         return output.images
 
+    def audio(self, output: Any, *, pipe: Any) -> media.Sound | None:
+        """The sound beside the frames; None where the model makes none."""
+        del output, pipe
+        return None
+
+    def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
+        """The lines of a miss, in the words of a user of this model where the forward's own names say too little."""
+        return difference
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -213,24 +221,14 @@ class Session:
             "output_type": "np",
         }
 
+    def produce(self, prompt: int, *, steps: int | None = None) -> media.Media:
+        """Run the pipeline on one prompt: frames, checked for their size, and sound where the model makes any."""
+        output = self.pipe(**self.request(prompt, steps=steps))
+        return media.collect(output, pipe=self.pipe, adapter=self.adapter, case=self.case)
+
     def generate(self, prompt: int, *, steps: int | None = None) -> np.ndarray:
-        """Run the pipeline on one prompt: uint8 images (images or frames, height, width, 3), checked for their size."""
-        return self.images(self.pipe(**self.request(prompt, steps=steps)))
-
-    def images(self, output: Any) -> np.ndarray:
-        """A pipeline's output as uint8 images; BcgbenchError when the size is not the asked one or NaN is in them."""
-        import numpy as np
-
-        pixels = np.asarray(self.adapter.pixels(output))
-        asked = (self.case.height_px, self.case.width_px)
-        if pixels.shape[1:3] != asked:
-            raise BcgbenchError(
-                f"{self.adapter.facts.pipeline} made {pixels.shape[2]}x{pixels.shape[1]} pixels, asked were "
-                f"{asked[1]}x{asked[0]}. Use a multiple of {self.adapter.facts.multiple_px}."
-            )
-        if not np.isfinite(pixels).all():
-            raise BcgbenchError(f"{self.adapter.facts.id} made a picture with NaN or infinity in {self.case.dtype}.")
-        return (pixels * 255).round().astype(np.uint8)
+        """The frames of `produce`: uint8 (images or frames, height, width, 3)."""
+        return self.produce(prompt, steps=steps).images
 
     def _draw(self, tokens: int, stream: int) -> Tensor:
         """Embeddings of unit variance: every transformer here normalises them first, so the scale does not matter."""

@@ -9,13 +9,14 @@ spatio-temporal call is a whole forward that changes no bit.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import UsageError
-from bcgbench.models import tiny
+from bcgbench.models import media, tiny
 from bcgbench.models.base import Adapter, Arguments, Component, Draw
 from bcgbench.types import ModelFacts
 
@@ -28,6 +29,7 @@ TEXT_ROWS = 1024
 FRAME_RATE = 24.0
 NEGATIVE_PROMPT = "worst quality, inconsistent motion, blurry, jittery, distorted"
 NEGATIVE_TOKENS = 15
+LATENT_FRAMES = re.compile(r"^num_frames: captured (\d+), asked (\d+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,18 @@ class Ltx2(Adapter):
     def pixels(self, output: Any) -> Any:
         """Frames of the video."""
         return output.frames[0]
+
+    def audio(self, output: Any, *, pipe: Any) -> media.Sound:
+        """The waveform, at the rate of the vocoder."""
+        return media.sound(output.audio, rate_hz=pipe.vocoder.config.output_sampling_rate)
+
+    def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
+        """`num_frames` of the forward counts latent frames; the frames of the video are told beside it."""
+        return tuple(LATENT_FRAMES.sub(self._video_frames, line) for line in difference)
+
+    def _video_frames(self, line: re.Match[str]) -> str:
+        captured, asked = ((int(latent) - 1) * self.frame_step + 1 for latent in line.groups())
+        return f"{line[0]} latent frames (a video of {captured} frames captured, one of {asked} asked)"
 
 
 def _left_padded(embeds: Tensor, *, rows: int) -> tuple[Tensor, Tensor]:

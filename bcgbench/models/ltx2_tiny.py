@@ -16,6 +16,7 @@ from bcgbench.models.ltx2 import (
     VOCODER_23,
     Ltx2,
 )
+from bcgbench.models.ltx2_two_stage import LTX2_TWO_STAGE
 
 TINY_TRANSFORMER = {
     "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 8, "cross_attention_dim": 16,
@@ -70,9 +71,7 @@ TINY_LTX2 = _tiny(
     name="tiny/ltx-2",
     parameters=37_672,
     networks={
-        "transformer": Component(
-            kind=TRANSFORMER, config={"rope_type": "split", **TINY_TRANSFORMER}
-        ),
+        "transformer": Component(kind=TRANSFORMER, config={"rope_type": "split", **TINY_TRANSFORMER}),
         "connectors": Component(kind=CONNECTORS, config={"rope_type": "split", **TINY_CONNECTORS}),
         "vocoder": Component(kind=VOCODER, config=TINY_VOCODER),
     },
@@ -108,3 +107,17 @@ TINY_LTX23 = _tiny(
         ),
     },
 )
+TINY_LTX2_TWO_STAGE = replace(
+    LTX2_TWO_STAGE,
+    **{name: getattr(TINY_LTX2, name) for name in ("networks", "text_width", "max_tokens", "frame_step",
+                                                   "text_encoder_bytes")},
+    facts=replace(
+        LTX2_TWO_STAGE.facts, id="tiny/ltx-2-two-stage", aliases=(), width_px=128, height_px=128, frames=5, steps=4,
+        text_tokens=TEXT_ROWS, transformer_parameters=TINY_LTX2.facts.transformer_parameters,
+        memory_bytes=1_000_000_000, tiny=True,
+    ),
+    # Its norms have 32 groups, so 32 channels are the fewest.
+    upsampler=replace(
+        LTX2_TWO_STAGE.upsampler, config={"in_channels": 4, "mid_channels": 32, "num_blocks_per_stage": 1}
+    ),
+)  # fmt: skip

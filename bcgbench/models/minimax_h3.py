@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import UsageError
-from bcgbench.models import tiny
+from bcgbench.models import media, tiny
 from bcgbench.models.base import Adapter, Arguments, Component, Draw
 from bcgbench.types import ModelFacts
 
@@ -161,6 +161,11 @@ class MiniMaxH3(Adapter):
     def pixels(self, output: Any) -> Any:
         """Frames of the video."""
         return output.get("videos")[0]
+
+    def audio(self, output: Any, *, pipe: Any) -> media.Sound:
+        """The soundtrack, at the rate of the audio's autoencoder."""
+        del pipe
+        return media.sound(output.get("audio"), rate_hz=output.get("sampling_rate"))
 
 
 MINIMAX_H3 = MiniMaxH3(

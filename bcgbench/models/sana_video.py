@@ -6,6 +6,7 @@ registry by itself, is a break. Guidance is one call of two rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 FRAME_STEP = 4
 """Frames per latent frame of the Wan VAE."""
+LATENT_FRAMES = re.compile(r"^hidden_states: captured \w+\[\d+, \d+, (\d+), .*, asked \w+\[\d+, \d+, (\d+), .*$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,16 @@ class SanaVideo(Sana):
         """The frames of the one video."""
         return output.frames[0]
 
+    def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
+        """The third axis of the latents counts latent frames; the frames of the video are told beside it."""
+        return tuple(LATENT_FRAMES.sub(_video_frames, line) for line in difference)
+
+
+def _video_frames(line: re.Match[str]) -> str:
+    captured, asked = ((int(latent) - 1) * FRAME_STEP + 1 for latent in line.groups())
+    told = f"{line[0]} (a video of {captured} frames captured, one of {asked} asked)"
+    return line[0] if captured == asked else told
+
 
 SANA_VIDEO = SanaVideo(
     facts=ModelFacts(
@@ -59,6 +71,7 @@ SANA_VIDEO = SanaVideo(
         width_px=832,
         height_px=480,
         frames=81,
+        frame_rate=16.0,
         multiple_px=32,
         steps=50,
         guidance=6.0,

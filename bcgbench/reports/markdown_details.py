@@ -128,7 +128,8 @@ _QUESTIONS = (
 _FIDELITY_COLUMNS = (
     "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call that differs", "Latents exact",
     "Images exact",
-    "Max difference", "Least PSNR", "Least SSIM",
+    "Audio exact",
+    "Max difference", "Least PSNR (of sound: SNR)", "Least SSIM",
 )  # fmt: skip
 
 
@@ -138,9 +139,9 @@ def _fidelity(view: CaseView) -> Rows:
 
 def _answer(answer: Fidelity) -> list[str]:
     worst = answer.worst_call
-    found = [*answer.latents, *answer.images, *([worst] if worst else [])]
+    found = [*answer.finals, *([worst] if worst else [])]
     largest = max(found, key=lambda difference: difference.max_abs, default=None)
-    psnr = [each.psnr_db for each in (*answer.latents, *answer.images) if each.psnr_db is not None]
+    psnr = [each.psnr_db for each in answer.finals if each.psnr_db is not None]
     ssim = [each.ssim for each in answer.images if each.ssim is not None]
     return [
         answer.question,
@@ -149,6 +150,7 @@ def _answer(answer: Fidelity) -> list[str]:
         "none" if answer.first_call is None else str(answer.first_call),
         _exact_of(answer.latents),
         _exact_of(answer.images),
+        _exact_of(answer.audio) if answer.audio else "n/a (no sound)",
         "0" if largest is None or largest.max_abs == 0 else f"{largest.max_abs:.{_DIGITS}g} at {escape(largest.name)}",
         formats.decibels(min(psnr)) if psnr else "n/a (exact)" if answer.exact else "n/a (not finite)",
         f"{min(ssim):.{_DIGITS}f}" if ssim else "n/a (exact)" if answer.exact else "n/a (not computed)",

@@ -9,6 +9,7 @@ import torch
 from bcgbench import environment, machine
 from bcgbench.fidelity import compare, digest
 from bcgbench.measure import CudaClock, DenoiseTap, peak, peak_reset, request
+from bcgbench.models.media import Media
 from bcgbench.profile import profile_request
 
 pytestmark = pytest.mark.gpu
@@ -62,9 +63,9 @@ class Session:
     def __init__(self, work):
         self.pipe = Pipeline(work)
 
-    def generate(self, prompt, *, steps=None):
+    def produce(self, prompt, *, steps=None):
         self.pipe()
-        return np.zeros((1, 4, 4, 3), dtype=np.uint8)
+        return Media(images=np.zeros((1, 4, 4, 3), dtype=np.uint8))
 
 
 def add_many(latents):

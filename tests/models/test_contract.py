@@ -20,13 +20,14 @@ PROMPTS = (
 TINY = [name for name in models.MODELS if models.facts(name).tiny]
 HOST_READS = {"tiny/ltx-2.3": 2}
 """Reads of a CPU tensor in a forward: free on a GPU, while the tape takes the tensor for device data and guards it."""
+WITH_SOUND = {"LTX2Pipeline", "MiniMaxH3ModularPipeline"}
 PADDED_LIMIT = 1e-6
 """float32, outputs of about 2: padding may change the order of additions and nothing else."""
 
 
 def tiny_case(model: str, **changes: object) -> Case:
     facts = models.facts(model)
-    size = 2 * facts.multiple_px * (32 // (2 * facts.multiple_px) or 1)
+    size = max(32, min(2 * facts.multiple_px, 64))
     plain = Case(model=model, width_px=size, height_px=size, steps=2, prompts=PROMPTS, dtype="float32", device="cpu",
                  rounds=2, profile=False)  # fmt: skip
     return dataclasses.replace(plain, **changes)
@@ -58,7 +59,8 @@ def test_graphs_replay_bit_exactly(model: str, dtype: str, tmp_path: Path):
         proof = record.engagement
         graph, padding = record.fidelity
         assert (record.status, graph.question, graph.exact) == ("OK", "graph", True)
-        assert graph.calls == len(PROMPTS) * 2 * branches
+        assert graph.calls == len(PROMPTS) * (2 * branches + models.facts(model).second_stage_steps)
+        assert len(graph.audio) == (len(PROMPTS) + 1 if models.facts(model).pipeline in WITH_SOUND else 0)
         assert len(graph.latents) == len(PROMPTS) + 1
         assert len(set(proof.captures)) == 1
         assert proof.replays == proof.expected_forwards > graph.calls

@@ -14,7 +14,7 @@ from bcgbench import bench
 from bcgbench.arms import Binder
 from bcgbench.engine.signature import sign
 from bcgbench.errors import UsageError
-from bcgbench.models import adapter, base
+from bcgbench.models import adapter, base, media
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.models.weights import Builder
 from bcgbench.types import Case, Record
@@ -173,7 +173,8 @@ def test_the_prior_is_the_one_that_the_pipeline_would_draw(session: base.Session
     given = session.generate(1)
     request = session.request(1)
     assert request.pop("prior_token_ids").shape == (1, 16)
-    assert (session.images(session.pipe(**request)) == given).all()
+    made = media.frames(session.pipe(**request).images, adapter=session.adapter, case=session.case)
+    assert (made == given).all()
 
 
 def test_every_request_of_a_prompt_has_the_same_prior(session: base.Session):

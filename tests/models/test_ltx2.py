@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import LTX2ImageToVideoPipeline
+from PIL import Image
 
 from bcgbench import models
 from bcgbench.arms import Arm, Tracer
@@ -62,14 +64,47 @@ def test_three_guidance_calls_are_three_signatures():
     assert "hidden_states" not in fields
 
 
-def test_another_number_of_frames_is_another_signature_that_says_so():
-    """A graph warmed up at 17 frames must not serve 121, and the miss names what differs."""
-    short, long = (base.load(case("tiny/ltx-2", frames=frames)) for frames in (5, 9))
-    (hook,) = Arm(RUNNERS["bcg"], short).hooks.values()
-    captured, asked = (hook.graphed.sign(traced(s).calls[0].arguments).signature for s in (short, long))
-    lines = difference(captured, asked)
-    assert "num_frames: captured 3, asked 5" in lines
-    assert "hidden_states: captured float32[2, 192, 4], asked float32[2, 320, 4]" in lines
+def prepared(session: base.Session) -> Arm:
+    """A bcg arm with the graphs of one request."""
+    arm = Arm(RUNNERS["bcg"], session)
+    with torch.no_grad():
+        arm.prepare(traced(session).calls)
+    return arm
+
+
+def test_another_number_of_frames_is_a_miss_that_says_so():
+    """A graph warmed up at 9 frames does not serve 17: the call runs eagerly and right, and both numbers are told."""
+    short, long = (base.load(case("tiny/ltx-2", frames=frames, width_px=32, height_px=32)) for frames in (9, 17))
+    arm = prepared(short)
+    request = long.request(0)
+    with torch.no_grad():
+        expected = short.pipe(**long.request(0)).frames
+        with arm.attached():
+            found = short.pipe(**request).frames
+    assert (found == expected).all()
+    (miss,) = arm.engagement(captures=(), expected_forwards=2).misses
+    assert (miss.reason, miss.count) == ("no graph for this signature", 2)
+    assert (
+        "num_frames: captured 5, asked 9 latent frames (a video of 9 frames captured, one of 17 asked)"
+    ) in miss.difference
+    assert "video_coords: captured float32[2, 3, 80, 2], asked float32[2, 3, 144, 2]" in miss.difference
+    assert "hidden_states: captured float32[2, 80, 4], asked float32[2, 144, 4]" in miss.difference
+
+
+def test_a_call_with_an_image_never_shares_a_text_calls_graph():
+    """Image-to-video noises each token by itself: `timestep` has a row per token, and the sound one of its own."""
+    session = base.load(case("tiny/ltx-2", width_px=32, height_px=32))
+    arm = prepared(session)
+    parts = session.pipe.components
+    with_image = LTX2ImageToVideoPipeline(**{k: v for k, v in parts.items() if k != "duration_head"})
+    with_image.set_progress_bar_config(disable=True)
+    with torch.no_grad(), arm.attached():
+        with_image(image=Image.new("RGB", (32, 32)), image_crf=0, **session.request(0))
+    assert arm.counts.replays == 0
+    (miss,) = arm.engagement(captures=(), expected_forwards=2).misses
+    assert miss.count == 2
+    assert "timestep: captured float32[2], asked float32[2, 48]" in miss.difference
+    assert "audio_timestep: captured None, asked float32[2]" in miss.difference
 
 
 def test_a_traced_timestep_keeps_its_expanded_strides():

@@ -73,7 +73,8 @@ def test_another_number_of_frames_is_a_miss_that_says_so(session: base.Session):
             session.generate(0)
     assert (arm.counts.replays, arm.counts.fallbacks) == (2, 2)
     (miss,) = arm.engagement(captures=(), expected_forwards=4).misses
-    assert miss.difference == ("hidden_states: captured float32[2, 16, 2, 4, 4], asked float32[2, 16, 3, 4, 4]",)
+    shapes = "hidden_states: captured float32[2, 16, 2, 4, 4], asked float32[2, 16, 3, 4, 4]"
+    assert miss.difference == (f"{shapes} (a video of 5 frames captured, one of 9 asked)",)
 
 
 @pytest.mark.parametrize(("asked", "nearest"), [(82, 81), (4, 1), (2, 1)])

@@ -76,6 +76,7 @@ WRONG: dict[str, Wrong] = {
     "tiny/sana-video": sana_without_its_mask,
     "tiny/ltx-2": ltx_in_more_rows,
     "tiny/ltx-2.3": ltx_in_more_rows,
+    "tiny/ltx-2-two-stage": ltx_in_more_rows,
     "tiny/longcat-image": longcat_in_more_rows,
     "tiny/minimax-h3": minimax_text_alone,
 }

@@ -1,0 +1,35 @@
+"""Journal lines of an older schema, brought to the next one. Each step knows the two versions it lies between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Line = dict[str, Any]
+"""The data of one journal line."""
+
+
+def _to_2(kind: str, data: Line) -> Line:
+    """Schema 2 has audio, steps per denoise loop, FLOPs of a denoise, and graphs that were captured and not engaged."""
+    if kind == "sample":
+        return {**data, "sample": _sample_2(data["sample"])}
+    if kind != "record":
+        return data
+    profile, proof = data["profile"], data["engagement"]
+    return {
+        **data,
+        "samples": [_sample_2(sample) for sample in data["samples"]],
+        "fidelity": [{**answer, "audio": []} for answer in data["fidelity"]],
+        "profile": profile and {**profile, "loop_steps": []},
+        "engagement": proof and {**proof, "unengaged": []},
+        "denoise_flops": None,
+    }
+
+
+def _sample_2(sample: Line) -> Line:
+    """Schema 1 had one loop per request."""
+    return {**sample, "loop_steps": [len(sample["step_s"])]}
+
+
+MIGRATIONS: Mapping[int, Callable[[str, Line], Line]] = {1: _to_2}
+"""Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""
