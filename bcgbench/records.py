@@ -93,6 +93,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
     case, row = session.case, arm.runner
     buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
     policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
+    unvalidated = {"adapter": "generic, not validated"} if session.adapter.facts.generic else {}
     return {
         "runner": row.name,
         "capture": arm.backend if row.captured else "none",
@@ -103,6 +104,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "scheduler": type(session.pipe.scheduler).__name__,
         "steps": str(case.steps),
         "token counts from": session.token_source,
+        **unvalidated,
     }
 
 
