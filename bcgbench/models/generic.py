@@ -147,7 +147,13 @@ def assemble(folder: Path, network: Callable[[Part], Any], *, other: Callable[[P
     for part in folders.parts_of(folder, index=index):
         if part.name in accepted:
             made[part.name] = (network if issubclass(part.cls(), nn.Module) else other)(part)
-    return cls(**made)
+    try:
+        return cls(**made)
+    except (AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{folder} cannot be put together as a {cls.__name__} from its index and configurations: {error}. Write an "
+            "adapter for it (bcgbench/models/README.md)."
+        ) from error
 
 
 def _load(part: Part) -> Any:
