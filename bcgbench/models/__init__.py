@@ -86,7 +86,7 @@ def _load(name: str) -> Adapter:
 
 
 def _adapter_of_folder(path: Path, *, model: str) -> Adapter:
-    """The adapter that fits a folder, with its id and memory need replaced by the folder's own; else the generic one."""
+    """The adapter that fits a folder, id and memory need replaced by the folder's own; else the generic one."""
     index = folder.index_of(path)
     found = next((each for each in map(_load, MODELS) if not each.facts.tiny and each.fits(path, index=index)), None)
     if found is None:

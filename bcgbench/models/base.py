@@ -222,11 +222,12 @@ class Session:
         import numpy as np
 
         pixels = np.asarray(self.adapter.pixels(output))
-        asked = (self.case.height_px, self.case.width_px)
-        if pixels.shape[1:3] != asked:
+        asked = (self.case.frames or len(pixels), self.case.height_px, self.case.width_px)
+        if pixels.shape[:3] != asked:
             raise BcgbenchError(
                 f"{self.adapter.facts.pipeline} made {pixels.shape[2]}x{pixels.shape[1]} pixels, asked were "
-                f"{asked[1]}x{asked[0]}. Use a multiple of {self.adapter.facts.multiple_px}."
+                f"{asked[2]}x{asked[1]}, and {len(pixels)} of {asked[0]} frames. Use a multiple of "
+                f"{self.adapter.facts.multiple_px} pixels, and a number of frames that the model makes."
             )
         if not np.isfinite(pixels).all():
             raise BcgbenchError(f"{self.adapter.facts.id} made a picture with NaN or infinity in {self.case.dtype}.")

@@ -38,7 +38,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def fetch(model: str) -> Path:
-    """The configurations of a hub id as a folder, from the hub or its cache. EnvironmentFault where neither has them."""
+    """The configurations of a hub id as a folder; EnvironmentFault where neither the hub nor its cache has them."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -47,7 +47,7 @@ def fetch(model: str) -> Path:
     except (OSError, HfHubHTTPError) as error:
         reason = shorten(str(error).strip().split("\n")[0], width=160, placeholder=" ...")
         raise EnvironmentFault(
-            f"{model} has no adapter here and is no local folder, so its configuration is read from the hub, and neither "
+            f"{model} has no adapter here and is no local folder, so its configuration is read from the hub: neither "
             "the hub nor its local cache gives it. Give a local diffusers folder as the model, or check the id "
             f"(`bcgbench list models` shows those with an adapter). The hub's client says: {reason}"
         ) from error

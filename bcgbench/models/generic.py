@@ -35,6 +35,8 @@ SWITCHED_OFF: Arguments = {"use_resolution_binning": False, "clean_caption": Fal
 FALLBACK_PX, FALLBACK_STEPS = 1024, 50
 """Where a pipeline names no size or steps of its own; `--res` and `--steps` choose others."""
 NO_LIMIT = 1_000_000
+LEFT_OUT = ("safety_checker",)
+"""Parts that would blacken pictures; they are neither loaded nor built."""
 DENOISER = re.compile(r"(^|_)(transformer|unet)(_\d+)?$")
 """`transformer`, `transformer_2` of Wan 2.2, `unconditional_transformer`, `unet`."""
 
@@ -61,7 +63,9 @@ class Generic(Adapter):
         return assemble(self.folder, lambda part: build.filled(lay_out(part), name=part.name), other=_load)
 
     def options(self, case: Case, *, guidance: float) -> Arguments:
-        """Size, frames and guidance, as far as the pipeline takes them."""
+        """Size, frames and guidance, as far as the pipeline takes them. UsageError for guidance where it takes none."""
+        if case.guidance is not None and "guidance_scale" not in self.call:
+            raise UsageError(f"{self.facts.pipeline} takes no guidance scale, got {case.guidance}: leave it out.")
         asked = super().options(case, guidance=guidance) | {"guidance_scale": guidance} | SWITCHED_OFF
         asked |= dict.fromkeys(FRAME_ARGUMENTS, case.frames or self.facts.frames)
         return {name: value for name, value in asked.items() if name in self.call}
@@ -115,7 +119,9 @@ def adapter_of(folder: Path, *, model: str) -> Generic:
         generic=True,
         break_policy=BREAK_POLICY,
     )
-    return Generic(facts=facts, folder=folder, call=call, max_tokens=call.get("max_sequence_length") or NO_LIMIT)
+    limit = call.get("max_sequence_length") or NO_LIMIT
+    unused = tuple(name for name in LEFT_OUT if name in folders.index_of(folder))
+    return Generic(facts=facts, folder=folder, call=call, max_tokens=limit, unused_parts=unused)
 
 
 def lay_out(part: Part) -> nn.Module:
@@ -145,7 +151,9 @@ def assemble(folder: Path, network: Callable[[Part], Any], *, other: Callable[[P
     }  # fmt: skip
     made |= {name: value for name, value in index.items() if name in accepted and value != [None, None]}
     for part in folders.parts_of(folder, index=index):
-        if part.name in accepted:
+        if part.name in LEFT_OUT:
+            made[part.name] = None
+        elif part.name in accepted:
             made[part.name] = (network if issubclass(part.cls(), nn.Module) else other)(part)
     try:
         return cls(**made)
@@ -223,7 +231,7 @@ def _side_px(pipe: Any, call: Mapping[str, Any], denoiser: Any, *, side: str) ->
 
 
 def _multiple_px(pipe: Any, denoiser: Any) -> int:
-    """The factor of the pipeline's image processor times the denoiser's patch: never too small, at times twice as large.
+    """The factor of the pipeline's image processor times the denoiser's patch: never too small, at times doubled.
 
     The processor's own is the autoencoder's, doubled where the pipeline packs latents two by two.
     """

@@ -46,7 +46,7 @@ def _check_weights(case: Case, adapter: Adapter) -> None:
         raise UsageError(f"Weights cannot be both random and those of {source}: leave out one of the two.")
     if case.weights == "random" and not adapter.facts.generic and adapter.facts.id not in MODELS:
         known = next(name for name in MODELS if facts(name).pipeline == adapter.facts.pipeline)
-        raise UsageError(f"Random weights of a {adapter.facts.pipeline} have the size of its release: name it, {known}.")
+        raise UsageError(f"Random weights of a {adapter.facts.pipeline} have its release's size: name it, {known}.")
     if case.weights == "pretrained" and adapter.facts.generic and source.is_dir() and not full:
         raise UsageError(f"{source} holds configurations and no weights: add --weights random to measure its size.")
 

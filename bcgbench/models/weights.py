@@ -87,8 +87,9 @@ class Builder:
                 # Loading casts what it reads; tables outside the checkpoint (RoPE frequencies) stay in float32.
                 cast = buffer.is_floating_point() and ".".join(filter(None, (path, own))) in stored and not whole
                 setattr(module, own, buffer.to(self.device, self.dtype if cast else buffer.dtype))
-        if hasattr(model, "tie_weights"):  # one embedding under two names, which was drawn twice
-            model.tie_weights()
+        tie = getattr(model, "tie_weights", None)
+        if tie is not None:  # one embedding under two names, which was drawn twice
+            tie()
         return model
 
 

@@ -1,7 +1,8 @@
-"""Models without an adapter: foreign families through every arm, facts from configurations, random weights, refusals."""
+"""Models without an adapter: foreign families in every arm, facts from configurations, random weights, refusals."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from bcgbench import cli, models, store
 from bcgbench.cases import make_case
-from bcgbench.errors import EnvironmentFault, UsageError
+from bcgbench.errors import BcgbenchError, EnvironmentFault, UsageError
 from bcgbench.models import base, generic, loading, weights
 from bcgbench.types import Case
 from tests.models import foreign
@@ -75,7 +76,7 @@ def test_both_denoisers_of_wan_are_captured(saved: Callable[[str], Path]):
 
 
 def test_a_read_of_the_mask_on_the_host_is_a_reason(saved: Callable[[str], Path], tmp_path: Path):
-    """Lumina 2 asks the mask for the prompt's length: exact, but another prompt cannot replay, and the record says so."""
+    """Lumina 2 asks the mask for the prompt's length: exact, but another prompt cannot replay, and it says so."""
     case = foreign_case(saved("lumina2"), break_policy="attention", runners=("eager", "bcg"))
     record = run(case, tmp_path)[0]["bcg"]
     assert record.status == "INVALID"
@@ -134,6 +135,17 @@ def test_a_request_holds_what_the_pipeline_takes(saved: Callable[[str], Path]):
     assert session.adapter.text("cube", guidance=4.5)["negative_prompt"] == generic.NEGATIVE_PROMPT
 
 
+def test_what_the_pipeline_cannot_do_is_said(saved: Callable[[str], Path]):
+    """Wan rounds frames to 4n + 1 by itself; a pipeline may know no guidance scale."""
+    session = base.load(foreign_case(saved("wan"), resolution="32x32x7"))
+    with pytest.raises(BcgbenchError, match="and 5 of 7 frames"):
+        session.generate(0)
+    taking = {name: default for name, default in session.adapter.call.items() if name != "guidance_scale"}
+    adapter = dataclasses.replace(session.adapter, call=taking)
+    with pytest.raises(UsageError, match=r"WanPipeline takes no guidance scale, got 3.0"):
+        adapter.options(foreign_case(saved("wan"), guidance=3.0), guidance=3.0)
+
+
 # ---------------------------------------------------------------------------------------------------- random weights
 def test_a_folder_of_configurations_runs_on_random_weights(configs: Path, tmp_path: Path):
     """Denoiser, autoencoder and text encoders are drawn from the seed; prompts are text, and the arms agree."""
@@ -164,14 +176,14 @@ def test_weights_have_one_origin(configs: Path, saved: Callable[[str], Path], tm
     with pytest.raises(UsageError, match="holds configurations and no weights: add --weights random"):
         base.load(foreign_case(configs))
     (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
-    with pytest.raises(UsageError, match="have the size of its release: name it, Qwen/Qwen-Image"):
+    with pytest.raises(UsageError, match="have its release's size: name it, Qwen/Qwen-Image"):
         base.load(foreign_case(tmp_path, weights="random"))
 
 
 # ---------------------------------------------------------------------------------------------------------- the hub
 def test_a_hub_id_without_adapter_needs_the_hub():
     """Offline the way on is a local folder, and the exit code that of the environment."""
-    with pytest.raises(EnvironmentFault, match=r"FLUX.1-dev has no adapter here.*Give a local diffusers folder") as error:
+    with pytest.raises(EnvironmentFault, match=r"FLUX.1-dev has no adapter.*Give a local diffusers folder") as error:
         models.adapter("black-forest-labs/FLUX.1-dev")
     assert error.value.exit_code == 7
 

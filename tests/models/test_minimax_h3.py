@@ -129,7 +129,7 @@ def test_the_loop_is_timed_through_the_common_face():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model in diffusers' modular layout, moved after it was saved, as a downloaded one is."""
     root = tmp_path_factory.mktemp("models")
-    base.load(case()).pipe.modular.save_pretrained(root / "saved", overwrite_modular_index=True)
+    base.load(case()).pipe.modular.save_pretrained(str(root / "saved"), overwrite_modular_index=True)
     return (root / "saved").rename(root / "moved")
 
 
