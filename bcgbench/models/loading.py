@@ -31,6 +31,8 @@ def check(case: Case, adapter: Adapter) -> None:
             f"{adapter.facts.id} has no prompt-length buckets ({adapter.facts.policy}); got {case.buckets}. "
             "Leave buckets unset."
         )
+    if adapter.facts.generic and case.token_counts is not None:
+        raise UsageError(f"Prompts of {adapter.facts.id} run through its own tokenizers: leave token_counts out.")
     if case.token_counts is not None and len(case.token_counts) != len(case.prompts):
         raise UsageError(
             f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."

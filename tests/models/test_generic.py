@@ -173,6 +173,8 @@ def test_weights_have_one_origin(configs: Path, saved: Callable[[str], Path], tm
     """Random and stored ones at once are refused, and so are stored ones that are not there."""
     with pytest.raises(UsageError, match="Weights cannot be both random and those of"):
         base.load(foreign_case(saved("flux"), weights="random"))
+    with pytest.raises(UsageError, match="run through its own tokenizers: leave token_counts out"):
+        base.load(foreign_case(configs, weights="random", token_counts=(3, 40)))
     with pytest.raises(UsageError, match="holds configurations and no weights: add --weights random"):
         base.load(foreign_case(configs))
     (tmp_path / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
