@@ -80,7 +80,7 @@ Break = Annotated[
     typer.Option(
         "--break",
         metavar="POLICY",
-        help="What bcg runs eagerly: attention, none, or dotted module names. Default: attention.",
+        help="What bcg runs eagerly: attention, none, or dotted module names. Default: the model's.",
     ),
 ]
 Seed = Annotated[

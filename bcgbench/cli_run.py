@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from bcgbench import __version__, store
 from bcgbench.cli_compare import judge_run
 from bcgbench.cli_options import parse_buckets, parse_prompts, split
 from bcgbench.errors import StoreError, UsageError
+from bcgbench.plan import UNVALIDATED
 from bcgbench.reports import renderer
 from bcgbench.reports.base import Report, model_name
 from bcgbench.types import SCHEMA_VERSION, RunInfo
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from bcgbench.store import Run
     from bcgbench.suite import Suite
     from bcgbench.types import Case
+
+log = logging.getLogger(__name__)
 
 FIRST_INTERRUPT = "stopping after the current image; press Ctrl-C again to stop now"
 
@@ -67,7 +71,10 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
                 f"source {case.source!r} is no folder: give a local one in diffusers layout, with model_index.json"
             )
             raise UsageError(message)
-        loading.check(case, models.adapter(case.model))
+        adapter = models.adapter(case.model)
+        loading.check(case, adapter)
+        if adapter.facts.generic:
+            log.warning("%s: %s", model_name(case), UNVALIDATED)
     return cases
 
 

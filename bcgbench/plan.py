@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 WARM_REQUESTS = 4
 """Requests of each arm before the measured rounds: warm, req1, req2, req1 again."""
 
+UNVALIDATED = "no adapter is written for this model: the generic one runs it, and nobody has validated that"
+
 _BYTES_PER_ELEMENT = {"float32": 4, "float64": 8}
 _LEAST_REST = 0.5
 """Part of the memory beyond the denoiser that does not shrink with the picture: other weights, text, the library."""
@@ -134,6 +136,8 @@ def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
     notes = []
     if case.weights == "pretrained" and not facts.tiny:
         notes.append("time to download pretrained weights is not included")
+    if facts.generic:
+        notes.append(UNVALIDATED)
     if case.device == "cpu":
         notes.append("on a CPU outputs and graph use are checked, and no speed is measured")
     return tuple(notes)

@@ -94,6 +94,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
     case, row = session.case, arm.runner
     buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
     policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
+    unvalidated = {"adapter": "generic, not validated"} if session.adapter.facts.generic else {}
     return {
         "runner": row.name,
         "capture": arm.backend if row.captured else "none",
@@ -104,6 +105,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "scheduler": type(session.pipe.scheduler).__name__,
         "steps": " + ".join(map(str, filter(None, (case.steps, session.adapter.facts.second_stage_steps)))),
         "token counts from": session.token_source,
+        **unvalidated,
     }
 
 

@@ -409,6 +409,10 @@ class ModelFacts:
     memory_bytes: int
     """Estimated peak for a bf16 run with random weights (denoiser, VAE, activations, graph pools)."""
     tiny: bool = False
+    generic: bool = False
+    """Driven by the generic adapter, which knows the pipeline's signature and nothing of the model: not validated."""
+    break_policy: str = "attention"
+    """What the `bcg` runner breaks at where the user names nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

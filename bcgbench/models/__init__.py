@@ -1,18 +1,18 @@
 """The models that can be benchmarked: names to adapters, imported on demand and without torch.
 
-What a model is like stands in its own file; loading and requests stand in `base`.
+What a model is like stands in its own file, what can be said of any other in `generic`; loading and requests in `base`.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcgbench.errors import UsageError
+from bcgbench.models import folder
 
 if TYPE_CHECKING:
     from bcgbench.models.base import Adapter
@@ -48,23 +48,26 @@ MODELS: dict[str, str] = {
 }
 """Model id to "module:attribute". Of several models with one pipeline class, the first serves a local folder of it."""
 
-INDEX_FILE = "model_index.json"
+NEAR = 0.9
+"""Least likeness of a typing error to an id: below, `org/name` is taken for a model without an adapter."""
 
 
 def adapter(model: str) -> Adapter:
-    """The adapter of a model id, of an alias, or of a local diffusers folder.
+    """The adapter of a model id, of an alias, of a local diffusers folder, or of any other hub id.
 
-    UsageError names the nearest ids, or says what is wrong with the folder.
+    UsageError names the nearest ids, or says what is wrong with the folder; EnvironmentFault where a hub id that no
+    adapter is written for can be read from neither the hub nor its cache.
     """
     if model in MODELS:
         return _load(model)
     for name in MODELS:
         if model in _load(name).facts.aliases:
             return _load(name)
-    folder = Path(model)
-    if folder.is_dir():
-        return _adapter_of_folder(folder)
-    near = difflib.get_close_matches(model, MODELS, n=3, cutoff=0.4)
+    if Path(model).is_dir():
+        return _adapter_of_folder(Path(model), model=model)
+    if folder.HUB_ID.fullmatch(model) and not model.startswith("tiny/") and not _near(model, cutoff=NEAR):
+        return _adapter_of_folder(folder.fetch(model), model=model)
+    near = _near(model, cutoff=0.4)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(MODELS)}."
     raise UsageError(f"Unknown model {model!r}. {hint} A local diffusers folder works too.")
 
@@ -74,24 +77,27 @@ def facts(model: str) -> ModelFacts:
     return adapter(model).facts
 
 
+def _near(model: str, *, cutoff: float) -> list[str]:
+    by_lower = {name.lower(): name for name in MODELS}
+    return [by_lower[name] for name in difflib.get_close_matches(model.lower(), by_lower, n=3, cutoff=cutoff)]
+
+
 def _load(name: str) -> Adapter:
     module, _, attribute = MODELS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def _adapter_of_folder(folder: Path) -> Adapter:
-    """The adapter that fits a local folder, with its id and memory need replaced by the folder's own."""
-    index_path = folder / INDEX_FILE
-    if not index_path.is_file():
-        raise UsageError(f"{folder} holds no {INDEX_FILE}, so it is not a folder in diffusers layout.")
-    index = json.loads(index_path.read_text(encoding="utf-8"))
-    released = [found for found in map(_load, MODELS) if not found.facts.tiny]
-    for found in released:
-        if found.fits(folder, index=index):
-            weights_bytes = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-            # A fifth and 1 GB on top of the weights: activations, decoding and graph pools at 1024x1024.
-            memory_bytes = int(weights_bytes * 1.2) + 1_000_000_000
-            own = replace(found.facts, id=str(folder), memory_bytes=memory_bytes)
-            return replace(found, facts=own, text_encoder_bytes=0)
-    known = ", ".join(sorted({found.facts.pipeline for found in released}))
-    raise UsageError(f"{index_path} names the pipeline {index.get('_class_name')!r}; there are adapters for {known}.")
+def _adapter_of_folder(path: Path, *, model: str) -> Adapter:
+    """The adapter that fits a folder, id and memory need replaced by the folder's own; else the generic one."""
+    index = folder.index_of(path)
+    found = next((each for each in map(_load, MODELS) if not each.facts.tiny and each.fits(path, index=index)), None)
+    if found is None:
+        from bcgbench.models import generic
+
+        return generic.adapter_of(path, model=model)
+    own, weight_bytes = replace(found.facts, id=model), folder.weight_bytes(path)
+    if not weight_bytes:
+        return replace(found, facts=own)
+    # A fifth and 1 GB on top of the weights: activations, decoding and graph pools at 1024x1024.
+    own = replace(own, memory_bytes=int(weight_bytes * 1.2) + 1_000_000_000)
+    return replace(found, facts=own, text_encoder_bytes=0)

@@ -253,11 +253,12 @@ def load(case: Case) -> Session:
     device, dtype = loading.device_of(case, adapter), loading.dtype_of(case)
     began = time.perf_counter()
     torch.manual_seed(case.seed)
-    synthetic = case.weights == "random" and not adapter.facts.tiny
-    source = case.source or (None if synthetic or adapter.facts.tiny else case.model)
+    random = case.weights == "random" and not adapter.facts.tiny
+    synthetic = random and not adapter.facts.generic
+    source = case.source or (None if random or adapter.facts.tiny else case.model)
     if source is not None:
         pipe = loading.pretrained(source, adapter=adapter, dtype=dtype)
-    elif synthetic:
+    elif random:
         pipe = adapter.assemble(weights.Builder(device=device, dtype=dtype, seed=case.seed))
     else:  # built on the CPU, so that a tiny model has the same weights on every device
         torch.set_num_threads(1)  # on tensors this small threads only wait for each other
@@ -284,7 +285,7 @@ def load(case: Case) -> Session:
 
 def _token_counts(case: Case, adapter: Adapter, pipe: Any) -> tuple[tuple[int, ...], str]:
     """Tokens of each prompt as they reach the transformer, counted where there is a tokenizer; and where from."""
-    if pipe.tokenizer is not None:
+    if getattr(pipe, "tokenizer", None) is not None:
         counts, source = tuple(adapter.count_tokens(pipe, prompt) for prompt in case.prompts), "tokenizer"
     elif case.token_counts is not None:
         counts, source = case.token_counts, "suite"

@@ -5,13 +5,13 @@ Building with random weights stands in `weights`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import EnvironmentFault, UsageError
-from bcgbench.models import INDEX_FILE, MODELS
+from bcgbench.models import MODELS, facts
+from bcgbench.models import folder as folders
 from bcgbench.plan import memory_bytes
 
 if TYPE_CHECKING:
@@ -26,19 +26,32 @@ GB = 1e9
 
 def check(case: Case, adapter: Adapter) -> None:
     """Refuse a case whose fields contradict each other or the model (UsageError)."""
-    if case.weights == "random" and (case.source or Path(case.model).is_dir()):
-        folder = case.source or case.model
-        raise UsageError(f"Weights cannot be both random and those of {folder}: leave out one of the two.")
+    _check_weights(case, adapter)
     if case.buckets and not adapter.facts.buckets:
         raise UsageError(
             f"{adapter.facts.id} has no prompt-length buckets ({adapter.facts.policy}); got {case.buckets}. "
             "Leave buckets unset."
         )
+    if adapter.facts.generic and case.token_counts is not None:
+        raise UsageError(f"Prompts of {adapter.facts.id} run through its own tokenizers: leave token_counts out.")
     if case.token_counts is not None and len(case.token_counts) != len(case.prompts):
         raise UsageError(
             f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."
         )
     check_steps(case.steps, adapter)
+
+
+def _check_weights(case: Case, adapter: Adapter) -> None:
+    """Random weights have one origin: a release's configuration, or a folder without weights that has no adapter."""
+    source = Path(case.source or case.model)
+    full = source.is_dir() and folders.weight_bytes(source) > 0
+    if case.weights == "random" and (case.source or full):
+        raise UsageError(f"Weights cannot be both random and those of {source}: leave out one of the two.")
+    if case.weights == "random" and not adapter.facts.generic and adapter.facts.id not in MODELS:
+        known = next(name for name in MODELS if facts(name).pipeline == adapter.facts.pipeline)
+        raise UsageError(f"Random weights of a {adapter.facts.pipeline} have its release's size: name it, {known}.")
+    if case.weights == "pretrained" and adapter.facts.generic and source.is_dir() and not full:
+        raise UsageError(f"{source} holds configurations and no weights: add --weights random to measure its size.")
 
 
 def check_steps(steps: int, adapter: Adapter) -> None:
@@ -68,7 +81,7 @@ def device_of(case: Case, adapter: Adapter) -> torch.device:
         return device
     text_bytes = adapter.text_encoder_bytes if case.weights == "pretrained" else 0
     needed = memory_bytes(case, adapter.facts) + text_bytes
-    way_on = f"Use a GPU with {needed / GB:.0f} GB free, or the tiny model: {_tiny(adapter)} with device cpu."
+    way_on = f"Use a GPU with {needed / GB:.0f} GB free, or {_on_a_cpu(adapter)}."
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise EnvironmentFault(
             f"{adapter.facts.id} was asked for on {case.device}, and torch {torch.__version__} finds "
@@ -83,11 +96,11 @@ def device_of(case: Case, adapter: Adapter) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-def _tiny(adapter: Adapter) -> str:
-    """Id of the tiny model that shares an adapter's pipeline."""
-    from bcgbench.models import facts
-
-    return next(name for name in MODELS if facts(name).tiny and facts(name).pipeline == adapter.facts.pipeline)
+def _on_a_cpu(adapter: Adapter) -> str:
+    """What a CPU can do instead: the tiny model that shares an adapter's pipeline, if there is one."""
+    alike = (name for name in MODELS if facts(name).tiny and facts(name).pipeline == adapter.facts.pipeline)
+    tiny = next(alike, None)
+    return f"the tiny model: {tiny} with device cpu" if tiny else "device cpu"
 
 
 def pretrained(source: str, *, adapter: Adapter, dtype: torch.dtype) -> Any:
@@ -125,10 +138,7 @@ def cached_tokenizer(model: str) -> Any:
 
 def _check_class(folder: Path, *, adapter: Adapter) -> None:
     """Refuse a folder that holds another pipeline (UsageError)."""
-    index_path = folder / INDEX_FILE
-    if not index_path.is_file():
-        raise UsageError(f"{folder} holds no {INDEX_FILE}, so it is not a folder in diffusers layout.")
-    index = json.loads(index_path.read_text(encoding="utf-8"))
+    index = folders.index_of(folder)
     if not adapter.fits(folder, index=index):
         raise UsageError(
             f"{folder} holds a {index.get('_class_name')}, and {adapter.facts.id} needs a {adapter.facts.pipeline}."

@@ -78,11 +78,12 @@ def frames(pixels: Any, *, adapter: Adapter, case: Case) -> np.ndarray[Any, Any]
     import numpy as np
 
     pixels = np.asarray(pixels)
-    asked = (case.height_px, case.width_px)
-    if pixels.shape[1:3] != asked:
+    asked = (case.frames or len(pixels), case.height_px, case.width_px)
+    if pixels.shape[:3] != asked:
         raise BcgbenchError(
             f"{adapter.facts.pipeline} made {pixels.shape[2]}x{pixels.shape[1]} pixels, asked were "
-            f"{asked[1]}x{asked[0]}. Use a multiple of {adapter.facts.multiple_px}."
+            f"{asked[2]}x{asked[1]}, and {len(pixels)} of {asked[0]} frames. Use a multiple of "
+            f"{adapter.facts.multiple_px} pixels, and a number of frames that the model makes."
         )
     if not np.isfinite(pixels).all():
         raise BcgbenchError(f"{adapter.facts.id} made a picture with NaN or infinity in {case.dtype}.")

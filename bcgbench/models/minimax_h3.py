@@ -122,7 +122,12 @@ class MiniMaxH3(Adapter):
         from diffusers import ModularPipeline
 
         modular = ModularPipeline.from_pretrained(source, workflow="t2va", local_files_only=local)
-        modular.load_components(dtype=dtype)
+        parts = [name for name in modular.component_names if name != "processor"]
+        modular.load_components(parts, dtype=dtype, local_files_only=local)
+        lost = [name for name in parts if getattr(modular, name, None) is None]
+        if lost:  # diffusers logs why and goes on
+            raise OSError(f"{', '.join(lost)} cannot be read, see the log above")
+        modular.update_components(processor=TextOnlyProcessor())
         return Pipeline(modular)
 
     def tiny_text(self) -> dict[str, Any]:

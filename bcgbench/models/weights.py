@@ -25,7 +25,7 @@ NORM_STD = 0.1
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Modules built inside have parameters without memory; buffers and plain tensors (RoPE tables) stay real.
 
     `torch.device("meta")` would also take the plain tensor attributes, which nothing could restore afterwards.
@@ -51,7 +51,7 @@ def lay_out(kind: str, config: Mapping[str, Any]) -> nn.Module:
     """
     import diffusers
 
-    with _parameters_on_meta():
+    with parameters_on_meta():
         return operator.attrgetter(kind)(diffusers)(**config).eval()
 
 
@@ -65,12 +65,15 @@ class Builder:
 
     def model(self, kind: str, config: Mapping[str, Any], *, name: str) -> nn.Module:
         """The diffusers class `kind` in eval mode with weights drawn from the seed and `name`, on the device."""
+        return self.filled(lay_out(kind, config), name=name)
+
+    def filled(self, model: nn.Module, *, name: str) -> nn.Module:
+        """A laid out model with weights drawn from the seed and `name`, on the device."""
         import torch
         from torch import nn
 
-        model = lay_out(kind, config)
         generator = torch.Generator(self.device).manual_seed(self.seed + zlib.crc32(name.encode()))
-        kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        kept = _kept_in_float32(model, dtype=self.dtype)
         stored = set(model.state_dict())
         for path, module in model.named_modules():
             whole = kept.intersection(path.split("."))
@@ -84,7 +87,20 @@ class Builder:
                 # Loading casts what it reads; tables outside the checkpoint (RoPE frequencies) stay in float32.
                 cast = buffer.is_floating_point() and ".".join(filter(None, (path, own))) in stored and not whole
                 setattr(module, own, buffer.to(self.device, self.dtype if cast else buffer.dtype))
+        tie = getattr(model, "tie_weights", None)
+        if tie is not None:  # one embedding under two names, which was drawn twice
+            tie()
         return model
+
+
+def _kept_in_float32(model: nn.Module, *, dtype: torch.dtype) -> set[str]:
+    """Names of the parts that loading leaves in float32: of transformers' two lists, one is for float16 only."""
+    import torch
+
+    strict = getattr(model, "_keep_in_fp32_modules_strict", None)
+    if strict is not None and dtype != torch.float16:
+        return set(strict)
+    return set(getattr(model, "_keep_in_fp32_modules", None) or ()) | set(strict or ())
 
 
 def fill(tensor: Tensor, *, module: nn.Module, name: str, generator: torch.Generator) -> None:

@@ -66,6 +66,13 @@ class CaseView:
         return is_random or any(record.synthetic for record in self.arms.values())
 
     @property
+    def title(self) -> str:
+        """The name, with what a reader must know before any figure: weights that are not real, nobody's adapter."""
+        unvalidated = any("adapter" in record.settings for record in self.arms.values())
+        remarks = ["synthetic weights"] * self.synthetic + ["model not validated"] * unvalidated
+        return self.name + (f" ({', '.join(remarks)})" if remarks else "")
+
+    @property
     def name(self) -> str:
         """`Qwen/Qwen-Image @ 512x512`, without control characters."""
         return f"{model_name(self.case)} @ {self.case.resolution}"

@@ -114,7 +114,7 @@ def _summary_row(view: CaseView) -> list[str]:
 
 
 def _name(view: CaseView) -> str:
-    return escape(view.name) + (" (synthetic weights)" if view.synthetic else "")
+    return escape(view.title)
 
 
 def _with_count(text: str, record: Record | None) -> str:

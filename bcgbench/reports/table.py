@@ -52,7 +52,7 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
 
 
 def _case(view: CaseView) -> str:
-    title = _wrapped(view.name + (" (synthetic weights)" if view.synthetic else ""), indent=4)
+    title = _wrapped(view.title, indent=4)
     verdicts = [
         (verdict.b, _verdict_text(view, verdict)) for verdict in view.verdicts if view.timed or _of_eager(verdict)
     ]

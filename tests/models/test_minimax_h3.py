@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from bcgbench import measure, models
 from bcgbench.arms import Arm, Tracer
 from bcgbench.clock import HostClock
 from bcgbench.engine.signature import difference
-from bcgbench.errors import UsageError
+from bcgbench.errors import EnvironmentFault, UsageError
 from bcgbench.models import base
 from bcgbench.models.minimax_h3 import TINY_MINIMAX_H3
 from bcgbench.models.weights import Builder
@@ -122,6 +123,31 @@ def test_the_loop_is_timed_through_the_common_face():
     assert len(measured.step_s) == 3
     assert measured.latents.shape == (37, 16)
     assert "progress_bar" not in vars(session.pipe)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in diffusers' modular layout, moved after it was saved, as a downloaded one is."""
+    root = tmp_path_factory.mktemp("models")
+    base.load(case()).pipe.modular.save_pretrained(str(root / "saved"), overwrite_modular_index=True)
+    return (root / "saved").rename(root / "moved")
+
+
+@pytest.mark.parametrize("changes", [{"source": "folder"}, {"model": "folder"}])
+def test_a_local_folder_gives_the_same_video(changes: dict[str, Any], folder: Path):
+    """As the model or as its source: the index is modular, and its paths are those of where it was saved."""
+    loaded = base.load(case(**dict.fromkeys(changes, str(folder))))
+    assert type(loaded.adapter) is type(TINY_MINIMAX_H3)
+    assert (loaded.generate(1) == base.load(case()).generate(1)).all()
+
+
+def test_a_folder_that_lacks_a_part_says_which(folder: Path, tmp_path: Path):
+    """diffusers would log it and go on without."""
+    for path in folder.iterdir():
+        if path.name != "vae":
+            (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(EnvironmentFault, match="vae cannot be read"):
+        base.load(case(source=str(tmp_path)))
 
 
 def test_half_precision_keeps_the_parts_that_diffusers_keeps():
