@@ -22,7 +22,7 @@ from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import save_finals
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
-from bcgbench.models import base
+from bcgbench.models import base, prior
 from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult, assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
@@ -72,9 +72,10 @@ def run_case(
     except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
             live.result.failure = live.result.failure or _unfinished(error)
+    saved = prior.save(bench.session.prior, run_path, case=case)
     for live in bench.live.values():
         if live.usable:
-            live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name)
+            live.result.artifacts = save_finals(live.finals, run_path, case=case, runner=live.name) | saved
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected))  # fmt: skip
 

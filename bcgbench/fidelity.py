@@ -131,13 +131,15 @@ def save_png(image: Array, path: Path) -> None:
         Image.fromarray(pixels).save(draft, format="PNG")
 
 
-def save_latents(latents: torch.Tensor | Mapping[str, torch.Tensor], path: Path) -> None:
+def save_latents(
+    latents: torch.Tensor | Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors in safetensors format, a single one under the name "latents". Complete or not at all."""
     from safetensors.torch import save_file
 
     named = {"latents": latents} if isinstance(latents, torch.Tensor) else latents
     with _replacing(path) as draft:
-        save_file({key: value.detach().cpu().contiguous() for key, value in named.items()}, draft)
+        save_file({key: value.detach().cpu().contiguous() for key, value in named.items()}, draft, metadata)
 
 
 def _flatten(array: Array) -> _Flat:

@@ -103,6 +103,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "scheduler": type(session.pipe.scheduler).__name__,
         "steps": str(case.steps),
         "token counts from": session.token_source,
+        **session.prior.settings,
     }
 
 

@@ -32,7 +32,17 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-MIGRATIONS: Mapping[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
+
+
+def _with_priors(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 to 2: a case says which prior it replays and whether its prompts are rewritten."""
+    cases = {"run": data.get("cases", []), "record": [data.get("case", {})]}.get(kind, [])
+    for case in cases:
+        case |= {"prior": None, "rewrite_prompts": False}
+    return data
+
+
+MIGRATIONS: Mapping[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {1: _with_priors}
 """Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""
 
 RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "process-poisoned"})

@@ -317,7 +317,7 @@ def test_older_schema_is_migrated_on_reading_and_not_written(tmp_path, monkeypat
     def rename(kind, data):
         return data if kind != "record" else {**{k: v for k, v in data.items() if k != "arm"}, "runner": data["arm"]}
 
-    monkeypatch.setattr(store, "MIGRATIONS", {0: rename})
+    monkeypatch.setattr(store, "MIGRATIONS", {**store.MIGRATIONS, 0: rename})
     assert [record.runner for record in store.open_run(folder).records()] == ["eager"]
     with pytest.raises(StoreError, match="can be read, not resumed"):
         store.open_run(folder, write=True)
