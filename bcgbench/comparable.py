@@ -37,7 +37,8 @@ def comparable(a: Record, b: Record) -> tuple[Reason, ...]:
     ]
     reasons = []
     if priors and not share_prior(a, b):
-        text = f"{a.runner} was given the prior {priors[0]} and {b.runner} {priors[1]}; replay one with --prior FILE"
+        text = f"{a.runner} got the prior {priors[0]} in run {a.run_id} and {b.runner} got {priors[1]} in {b.run_id}"
+        text += ": other noise, tokens or prompts give other outputs; replay one with --prior FILE"
         reasons.append(Reason(code="different-prior", text=text))
     if unlike:
         text = f"{a.runner} and {b.runner} were not run alike: {'; '.join(unlike)}"

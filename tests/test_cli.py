@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bcgbench import cli, cli_options, cli_progress, cli_run, store, worker
 from bcgbench.errors import EnvironmentFault
-from bcgbench.types import Record
+from bcgbench.types import SCHEMA_VERSION, Record
 from tests import factories as make
 
 ESCAPE = "\x1b"
@@ -133,7 +133,7 @@ def test_no_escape_sequences_where_there_is_no_terminal(
 
 def test_version_names_the_tool_and_the_schema():
     """For bug reports."""
-    assert invoke("--version").stdout == "bcgbench 0.1.0 (result schema 1)\n"
+    assert invoke("--version").stdout == f"bcgbench 0.1.0 (result schema {SCHEMA_VERSION})\n"
 
 
 def test_options_are_pinned():
@@ -145,7 +145,7 @@ def test_options_are_pinned():
     case = ["--device", "--dtype", "--guidance", "--model", "--no-profile", "--res", "--rounds", "--runner", "--steps"]
     case += ["--suite", "--weights"]
     extra = ["--break", "--buckets", "--debug", "--json", "--prompt", "--quiet", "--results", "--resume", "--seed"]
-    extra += ["--source", "--strict", "--timeout"]
+    extra += ["--source", "--strict", "--timeout", "--prior", "--rewrite-prompts"]
     assert options == {
         "run": sorted(case + extra),
         "compare": ["--arm", "--debug", "--json", "--results", "--run", "--strict"],
@@ -168,6 +168,8 @@ def test_options_are_pinned():
         (("--model", "tiny/qwen-image", "--runner", "eager,bgc"), "bgc"),
         ((*TINY, "--prompt", "  "), "--prompt is empty"),
         ((*TINY, "--buckets", "64,many"), "64,many"),
+        ((*TINY, "--prior", "no/such.safetensors"), "The prior no/such.safetensors does not exist"),
+        ((*TINY, "--rewrite-prompts"), "has no prompt rewriting of its own"),
         ((*TINY, "--buckets", "0"), "above 0"),
         (("--suite", "no-such-suite"), "no-such-suite"),
         ((), "give --model MODEL or --suite SUITE"),
@@ -224,18 +226,19 @@ def test_an_unknown_suite_key_names_file_key_and_nearest(tmp_path: Path, fake_wo
 def test_a_journal_of_a_newer_schema_is_refused_and_kept(results: Path, args: tuple[str, ...], fake_worker):
     """One message that says to upgrade, exit code 2, and the file untouched."""
     (journal,) = results.glob("*/journal.jsonl")
-    newer = journal.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1)
+    newer = journal.read_text(encoding="utf-8").replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1)
     journal.write_text(newer, encoding="utf-8")
     done = invoke(*args, "--results", results)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "schema 99, this one reads up to 1): upgrade" in done.stderr
+    assert f"schema 99, this one reads up to {SCHEMA_VERSION}): upgrade" in done.stderr
     assert journal.read_text(encoding="utf-8") == newer
 
 
 def test_an_unreadable_run_does_not_hide_the_others(results: Path):
     """`list runs` names what it cannot read."""
     later = stored(results, make.record(), run_id="20261130T000000Z-smoke-1b2c3d4e") / "journal.jsonl"
-    later.write_text(later.read_text(encoding="utf-8").replace('"schema_version":1', '"schema_version":99', 1))
+    newer = later.read_text(encoding="utf-8").replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1)
+    later.write_text(newer, encoding="utf-8")
     done = invoke("list", "runs", "--results", results, "--json")
     assert [row["run"] for row in json.loads(done.stdout)] == [make.RUN_ID, "20261130T000000Z-smoke-1b2c3d4e"]
     assert "upgrade" in json.loads(done.stdout)[1]["models"]
@@ -524,6 +527,21 @@ def test_two_runs_are_compared_arm_by_arm(results: Path):
     assert text.startswith(f"A: {make.RUN_ID}\nB: {later}\n\n")
     assert "bcg of B against bcg of A" in text
     assert "outputs exact;" in text.partition("\n\n")[2].partition("\n\n")[0]
+
+
+def test_a_run_that_replays_the_prior_of_another_is_paired_with_it(results: Path):
+    """The seed and the file that it asked for are other ones; of two such cases the one with the same prior counts."""
+    prior, other = ({"prior": f"sha256:{digit * 16}"} for digit in "ab")
+    first, later = "20261130T000000Z-smoke-0b2c3d4e", "20261130T000001Z-smoke-1b2c3d4e"
+    stored(results, make.record(run_id=first, settings=prior), run_id=first)
+    seeded = make.record(run_id=later, case=make.case(seed=1), settings=other)
+    replayed = make.record(run_id=later, case=make.case(seed=2, prior="a.safetensors"), settings=prior)
+    stored(results, seeded, replayed, run_id=later)
+    done = invoke("compare", first, later, "--results", results, "--json")
+    document = json.loads(done.stdout)
+    (verdict,) = document["verdicts"]
+    assert (verdict["case"]["seed"], verdict["fidelity"], done.exit_code) == (2, "same outputs (4 digests)", 0)
+    assert {record["run_id"] for record in document["records"]} == {first, later}
 
 
 def test_two_runs_without_a_common_arm_are_exit_code_6(results: Path):

@@ -22,7 +22,7 @@ from bcgbench.errors import NothingMeasured, StoreError
 from bcgbench.types import SCHEMA_VERSION, Case, Reason, Record, RunInfo, Sample
 from tests import factories as make
 
-GOLDEN = Path(__file__).parent / "golden" / "journal-v1.jsonl"
+GOLDEN = Path(__file__).parent / "golden"
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -323,16 +323,18 @@ def test_older_schema_is_migrated_on_reading_and_not_written(tmp_path, monkeypat
         store.open_run(folder, write=True)
 
 
-def test_golden_journal_of_schema_1_is_read(tmp_path):
-    """A file written by schema 1 stays readable: when this fails, a stored field changed without a migration."""
-    (tmp_path / store.JOURNAL).write_bytes(GOLDEN.read_bytes())
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_golden_journal_of_each_schema_is_read(tmp_path, version):
+    """A file of any schema stays readable: when this fails, a stored field changed without a migration."""
+    (tmp_path / store.JOURNAL).write_bytes((GOLDEN / f"journal-v{version}.jsonl").read_bytes())
     run = store.open_run(tmp_path)
-    assert run.info.schema_version == 1
+    assert run.info.schema_version == version
     assert [(r.runner, r.status, r.attempt) for r in run.records()] == [("eager", "OK", 1), ("bcg", "FAILED", 1)]
     key = run.info.cases[0].key
     assert key == "qwen-qwen-image-512x512-43bad9d1"
     assert [s.denoise_event_s for s in run.samples(key, attempt=1)] == [1.0, 0.5]
     assert run.records()[0].profile == make.profile()
+    assert (run.info.cases[0].prior, run.info.cases[0].rewrite_prompts) == (None, False)
 
 
 # --- finding runs ---------------------------------------------------------------------------------------------------

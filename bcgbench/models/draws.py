@@ -5,6 +5,7 @@ Here: what is patched and always put back. Not here: what the draws are for and 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def patched(on_draw: OnDraw) -> Iterator[None]:
     def watched(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def draw(*args: Any, **kwargs: Any) -> Tensor:
             generator = kwargs.get("generator")
-            made = lambda: original(*args, **kwargs)  # noqa: E731 - a name would say no more
+            made = functools.partial(original, *args, **kwargs)
             return made() if generator is None else on_draw(generator, made)
 
         return draw

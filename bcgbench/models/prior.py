@@ -53,7 +53,7 @@ class Prior:
 
     @contextmanager
     def applied(self, prompt: int, *, whole: bool) -> Iterator[None]:
-        """Around the pipeline's call: its draws are replaced by a replayed prior's, or kept by a prompt's first request.
+        """Around the pipeline's call: a replayed prior replaces its draws, else a prompt's first request keeps them.
 
         Later requests, those that are measured, run as they are. One of fewer steps (not `whole`) may draw less and is
         not kept. UsageError at a draw that a replayed prior does not hold in this shape and dtype.
@@ -97,6 +97,7 @@ class Prior:
         texts = [f"{name} {', '.join(dict.fromkeys(shapes))}" for name, shapes in kinds.items()]
         texts += ["rewritten prompts"] if self.rewritten else []
         texts += [self.sampler] if self.sampler else []
+        texts += [f"seed {self.seed}"]
         return {"prior": self.digest, "prior holds": "; ".join(texts)}
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Rows = list[list[str]]
 _DIGITS = 4
+HOLDS = "prior holds"
+"""The one setting that has a block of its own."""
 
 
 def details(report: Report, views: tuple[CaseView, ...]) -> list[str]:
@@ -124,8 +126,8 @@ def _memory_cells(view: CaseView, record: Record) -> Iterator[str]:
 
 _QUESTIONS = (
     "rerun: eager against itself. padding: eager on padded inputs against eager. graph: the arm against eager on the "
-    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw. Values are those of all "
-    "final latents and images and of the worst call; mean, RMS and bounding box are of the one that differs most."
+    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw. Values are those of "
+    "all final latents and images and of the worst call; mean, RMS and bounding box are of the one that differs most."
 )
 _FIDELITY_COLUMNS = (
     "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call that differs", "Latents exact",
@@ -182,7 +184,7 @@ def _priors(view: CaseView) -> Rows:
     arms: dict[tuple[str, ...], list[str]] = {}
     for label, record in view.arms.items():
         if "prior" in record.settings:
-            held = (record.settings["prior"], record.settings.get("prior holds", ""), record.artifacts.get("prior", ""))
+            held = (record.settings["prior"], record.settings.get(HOLDS, ""), record.artifacts.get("prior", ""))
             arms.setdefault(held, []).append(label)
     return [
         [escape(view.name), escape(", ".join(labels)), *map(escape, held[:2]), escape(held[2]) or "n/a (not written)"]
@@ -238,7 +240,7 @@ def _samples(view: CaseView) -> Rows:
     for head, record in _arms(view):
         measured = record.measured
         clock, times = _denoise_samples(measured) if view.timed else ("none", formats.NOT_TIMED)
-        settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()))
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()) if name != HOLDS)
         rows.append(
             [
                 *head,

@@ -202,8 +202,10 @@ def test_another_seed_draws_another_prior(session: base.Session):
     assert not torch.equal(other, session.prior.sampled[0]["prior_token_ids"])
 
 
-def test_random_weights_have_a_seeded_prior_of_the_same_layout(synthetic: base.Session):
-    """No autoregressive model, so seeded tokens: 3x2 cells of 2x2 positions, other ones per prompt."""
+def test_random_weights_sample_with_the_real_class_at_reduced_size(synthetic: base.Session):
+    """Its own layout, 3x2 cells of 2x2 positions, other tokens per prompt; the record says what sampled them."""
+    assert type(synthetic.pipe.vision_language_encoder).__name__ == "GlmImageForConditionalGeneration"
+    assert "reduced size, random weights" in synthetic.prior.sampler
     first, second = (synthetic.prior.sampled[prompt]["prior_token_ids"] for prompt in (0, 1))
     assert (first.shape, first.dtype) == ((1, 24), torch.int64)
     assert not torch.equal(first, second)
