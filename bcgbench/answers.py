@@ -6,6 +6,7 @@ eager on padded inputs (graph). What an answer is worth is decided in `verdict.p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,8 +114,25 @@ def answer(question: Question, *, reference: str, tally: CallTally, expected: Fi
         latents=tuple(fidelity.compare(a.latents, b.latents, name=f"latents {name}") for name, a, b in pairs),
         images=tuple(fidelity.compare(a.images, b.images, name=f"image {name}", ssim=True) for name, a, b in pairs),
         audio=tuple(
-            fidelity.compare_sound(a.sound, b.sound, name=f"audio {name}")
+            compare_sound(a.sound, b.sound, name=f"audio {name}")
             for name, a, b in pairs
             if a.sound is not None or b.sound is not None
         ),
     )
+
+
+def compare_sound(a: Sound | None, b: Sound | None, *, name: str) -> Difference:
+    """Compare the waveform `b` with the reference `a`, as `fidelity.compare`, by (channel, sample).
+
+    PSNR refers to the root mean square of the reference, not to full scale, and so is the signal-to-noise ratio: a
+    quiet sound may not hide a large error. BcgbenchError where one is missing, or length, channels or rate differ.
+    """
+    if a is None or b is None:
+        raise BcgbenchError(f"{name}: one of the outputs has no sound, so there is nothing to compare the other with.")
+    if a.rate_hz != b.rate_hz:
+        raise BcgbenchError(
+            f"{name}: the sounds cannot be compared, the reference has {a.rate_hz} samples a second and the other "
+            f"{b.rate_hz}. Nothing is resampled: run both with one vocoder."
+        )
+    rms = math.sqrt(np.square(a.samples, dtype=np.float64).mean()) if a.samples.size else 0.0
+    return fidelity.compare(a.samples, b.samples, name=name, data_range=rms or 1.0)

@@ -23,7 +23,7 @@ from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
 from bcgbench.flops import count_flops
 from bcgbench.live import Live
-from bcgbench.models import base
+from bcgbench.models import base, prior
 from bcgbench.profile import profile_request
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
@@ -53,9 +53,10 @@ def run_case(
         for live in bench.live.values():
             live.result.failure = live.result.failure or _unfinished(error)
     saver = Saver(run_path, case, bench.session.adapter.facts.frame_rate)
+    saved = prior.save(bench.session.prior, run_path, case=case)
     for live in bench.live.values():
         if live.usable:
-            live.result.artifacts = saver.save(live.finals, runner=live.name)
+            live.result.artifacts = saver.save(live.finals, runner=live.name) | saved
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
 
@@ -174,7 +175,8 @@ class CaseBench:
         """Eager again, against the traced outputs."""
         again, tally = Live(Arm(RUNNERS["eager"], self.session)), CallTally()
         for traced in self._reported_calls("rerun"):
-            self._attempt("check", again, functools.partial(_compare_call, tally, traced, traced.output))
+            one = functools.partial(Live.compare, tally=tally, traced=traced, expected=traced.output)
+            self._attempt("check", again, one)
         if again.usable:
             eager.result.fidelity = (self._against_eager("rerun", tally=tally, got=eager.finals),)
 
@@ -202,7 +204,8 @@ class CaseBench:
         expected = padded.arm.call(traced)
         tallies["padding"].add(traced.output, expected)
         for name, live in graphs.items():
-            self._attempt("check", live, functools.partial(_compare_call, tallies[name], traced, expected))
+            one = functools.partial(Live.compare, tally=tallies[name], traced=traced, expected=expected)
+            self._attempt("check", live, one)
 
     def _reported_calls(self, what: str) -> Iterator[Traced]:
         for done, traced in enumerate(self._calls):
@@ -293,8 +296,3 @@ class CaseBench:
 def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:
     graph = answers.answer("graph", reference="eager-padded", tally=tally, expected=expected, got=live.finals)
     live.result.fidelity = (graph, padding)
-
-
-def _compare_call(tally: CallTally, traced: Traced, expected: object, live: Live) -> None:
-    live.expected += 1
-    tally.add(expected, live.arm.call(traced))

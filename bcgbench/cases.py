@@ -54,6 +54,8 @@ def make_case(
     rounds: int = 10,
     profile: bool = True,
     timeout_s: float = 1800.0,
+    prior: str | None = None,
+    rewrite_prompts: bool = False,
     runner_names: Collection[str] | None = None,
 ) -> Case:
     """One checked case, what is left out taken from the model. UsageError naming what is possible instead.
@@ -85,9 +87,8 @@ def make_case(
         break_policy=break_policy or known.break_policy,
         runners=_checked_runners(runners, names=runner_names),
         rounds=rounds,
-        profile=profile,
-        timeout_s=float(timeout_s),
-    )
+        profile=profile, timeout_s=float(timeout_s), prior=prior, rewrite_prompts=rewrite_prompts,
+    )  # fmt: skip
 
 
 def parse_resolution(text: str) -> Resolution:

@@ -90,6 +90,8 @@ def run(
     seed: opt.Seed = None,
     rounds: opt.Rounds = None,
     no_profile: opt.NoProfile = False,
+    prior: opt.Prior = None,
+    rewrite_prompts: opt.RewritePrompts = False,
     timeout: opt.Timeout = None,
     results: opt.Results = DEFAULT_RESULTS,
     resume: opt.Resume = None,
@@ -106,7 +108,7 @@ def run(
         values={
             "steps": steps, "guidance": guidance, "weights": weights, "source": source, "device": device,
             "dtype": dtype, "break": break_policy, "seed": seed, "rounds": rounds, "timeout_s": timeout,
-            "profile": False if no_profile else None,
+            "profile": False if no_profile else None, "prior": prior, "rewrite_prompts": rewrite_prompts or None,
         },
     )  # fmt: skip
     if resume is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from bcgbench import verdict as judge
+from bcgbench.comparable import share_prior
 from bcgbench.errors import NothingMeasured
 from bcgbench.outputs import answer
 from bcgbench.reports.base import arm_of_run
@@ -13,7 +14,7 @@ from bcgbench.reports.base import arm_of_run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bcgbench.types import Record, Verdict
+    from bcgbench.types import Case, Record, Verdict
 
 REFERENCE = "eager"
 BOUND = ("graph", "bcg")
@@ -40,13 +41,19 @@ def judge_arms(records: Sequence[Record], *, a: str, b: str) -> tuple[Verdict, .
 
 
 def judge_runs(a: Sequence[Record], b: Sequence[Record], *, arms: Sequence[str] = ()) -> tuple[Verdict, ...]:
-    """Equal arms of two runs, paired by case. The verdicts' arms name their run. NothingMeasured if none pairs."""
-    theirs = {(record.case.key, record.runner): record for record in b}
-    pairs = [
-        (record, theirs[record.case.key, record.runner])
+    """Equal arms of two runs, paired by case. The verdicts' arms name their run. NothingMeasured if none pairs.
+
+    Cases that differ in their prior alone are paired where they have no equal: one may replay the other's.
+    """
+    exact = {(record.case.key, record.runner): record for record in b}
+    ours = {(record.case.key, record.runner) for record in a}
+    rest = [record for arm, record in exact.items() if arm not in ours]
+    found = [
+        (record, exact.get((record.case.key, record.runner)) or _nearest(record, rest))
         for record in a
-        if (record.case.key, record.runner) in theirs and (not arms or record.runner in arms)
+        if not arms or record.runner in arms
     ]
+    pairs = [(before, after) for before, after in found if after is not None]
     if not pairs:
         message = (
             f"no arm of the first run has a counterpart in the second: {_described(a)} against {_described(b)}"
@@ -61,6 +68,17 @@ def judge_runs(a: Sequence[Record], b: Sequence[Record], *, arms: Sequence[str] 
         )
         for before, after in pairs
     )
+
+
+def cell(case: Case) -> str:
+    """The key of a case without what only chooses its prior."""
+    return dataclasses.replace(case, seed=0, prior=None, rewrite_prompts=False).key
+
+
+def _nearest(record: Record, others: Sequence[Record]) -> Record | None:
+    """The same arm of the same cell, of several the one with the same prior."""
+    same = [other for other in others if (cell(other.case), other.runner) == (cell(record.case), record.runner)]
+    return max(same, key=lambda other: share_prior(record, other), default=None)
 
 
 def _judged(arms: dict[str, Record], *, a: str, b: str) -> Verdict:

@@ -46,8 +46,8 @@ def comparison(a: str, b: str, *, results: Path, run: str, arms: Sequence[str], 
     first, second = (store.open_run(store.find_run(results, reference)) for reference in (a, b))
     before, after = first.records(), second.records()
     verdicts = cli_compare.judge_runs(before, after, arms=arms)
-    paired = {(verdict.case.key, base.runner_of(verdict.a)) for verdict in verdicts}
-    shown = tuple(record for record in (*before, *after) if (record.case.key, record.runner) in paired)
+    paired = {(cli_compare.cell(verdict.case), base.runner_of(verdict.a)) for verdict in verdicts}
+    shown = tuple(r for r in (*before, *after) if (cli_compare.cell(r.case), r.runner) in paired)
     return base.Report(info=first.info, records=shown, verdicts=verdicts, strict=strict)
 
 

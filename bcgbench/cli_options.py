@@ -93,6 +93,15 @@ Rounds = Annotated[
     ),
 ]
 NoProfile = Annotated[bool, typer.Option("--no-profile", help="Skip the separate profiling pass.")]
+Prior = Annotated[
+    str | None,
+    typer.Option(
+        "--prior", metavar="FILE", help="Replay the noise, sampled tokens and rewritten prompts that a run saved."
+    ),
+]
+RewritePrompts = Annotated[
+    bool, typer.Option("--rewrite-prompts", help="Let the model rewrite its prompts first, once for all arms.")
+]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Seconds after which a case is ended. Default: 1800."),

@@ -29,8 +29,6 @@ from bcgbench.types import Difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bcgbench.models.media import Sound
-
 NDArray = np.ndarray[Any, Any]
 Array = NDArray | torch.Tensor
 
@@ -120,23 +118,6 @@ def compare(a: Array, b: Array, *, name: str, data_range: float | None = None, s
     )
 
 
-def compare_sound(a: Sound | None, b: Sound | None, *, name: str) -> Difference:
-    """Compare the waveform `b` with the reference `a`, as `compare`, by (channel, sample).
-
-    PSNR refers to the root mean square of the reference, not to full scale, and so is the signal-to-noise ratio: a
-    quiet sound may not hide a large error. BcgbenchError where one is missing, or length, channels or rate differ.
-    """
-    if a is None or b is None:
-        raise BcgbenchError(f"{name}: one of the outputs has no sound, so there is nothing to compare the other with.")
-    if a.rate_hz != b.rate_hz:
-        raise BcgbenchError(
-            f"{name}: the sounds cannot be compared, the reference has {a.rate_hz} samples a second and the other "
-            f"{b.rate_hz}. Nothing is resampled: run both with one vocoder."
-        )
-    rms = math.sqrt(np.square(a.samples, dtype=np.float64).mean()) if a.samples.size else 0.0
-    return compare(a.samples, b.samples, name=name, data_range=rms or 1.0)
-
-
 def save_png(image: Array, path: Path) -> None:
     """Write a uint8 image, (height, width) or (height, width, 3 or 4), losslessly. The file appears complete or not."""
     from PIL import Image
@@ -150,13 +131,15 @@ def save_png(image: Array, path: Path) -> None:
         Image.fromarray(pixels).save(draft, format="PNG")
 
 
-def save_latents(latents: torch.Tensor | Mapping[str, torch.Tensor], path: Path) -> None:
+def save_latents(
+    latents: torch.Tensor | Mapping[str, torch.Tensor], path: Path, *, metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors in safetensors format, a single one under the name "latents". Complete or not at all."""
     from safetensors.torch import save_file
 
     named = {"latents": latents} if isinstance(latents, torch.Tensor) else latents
     with replacing(path) as draft:
-        save_file({key: value.detach().cpu().contiguous() for key, value in named.items()}, draft)
+        save_file({key: value.detach().cpu().contiguous() for key, value in named.items()}, draft, metadata)
 
 
 def _flatten(array: Array) -> _Flat:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bcgbench.answers import Finals
-from bcgbench.arms import Arm
+from bcgbench.answers import CallTally, Finals
+from bcgbench.arms import Arm, Traced
 from bcgbench.records import ArmResult
 
 
@@ -28,3 +28,8 @@ class Live:
     def usable(self) -> bool:
         """Whether nothing failed so far."""
         return self.result.failure is None
+
+    def compare(self, *, tally: CallTally, traced: Traced, expected: object) -> None:
+        """Add this arm's output on a traced call's inputs to a tally."""
+        self.expected += 1
+        tally.add(expected, self.arm.call(traced))

@@ -10,7 +10,9 @@ Line = dict[str, Any]
 
 
 def _to_2(kind: str, data: Line) -> Line:
-    """Schema 2 has audio, steps per denoise loop, FLOPs of a denoise, and graphs that were captured and not engaged."""
+    """Schema 2 has audio, steps per loop, FLOPs of a denoise, graphs captured and not engaged, and priors of cases."""
+    if kind == "run":
+        return {**data, "cases": [_case_2(case) for case in data["cases"]]}
     if kind == "sample":
         return {**data, "sample": _sample_2(data["sample"])}
     if kind != "record":
@@ -18,12 +20,18 @@ def _to_2(kind: str, data: Line) -> Line:
     profile, proof = data["profile"], data["engagement"]
     return {
         **data,
+        "case": _case_2(data["case"]),
         "samples": [_sample_2(sample) for sample in data["samples"]],
         "fidelity": [{**answer, "audio": []} for answer in data["fidelity"]],
         "profile": profile and {**profile, "loop_steps": []},
         "engagement": proof and {**proof, "unengaged": []},
         "denoise_flops": None,
     }
+
+
+def _case_2(case: Line) -> Line:
+    """Schema 1 drew its own prior and rewrote nothing."""
+    return {**case, "prior": None, "rewrite_prompts": False}
 
 
 def _sample_2(sample: Line) -> Line:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bcgbench.comparable import share_prior
 from bcgbench.types import Difference, Fidelity, Question, Reason, Record
 
 PIXEL_LEVELS = 255
+DIFFER = 3
+"""Exit code of outputs that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,36 @@ def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -
         return Outputs(exact=False, phrase=f"{phrase}, no worse than eager{note}")
     phrase += f", worse than eager{note}" if floor else ""
     reason = Reason(code="outputs-differ", text=f"{record.runner} against {graph.reference}: {phrase}")
-    return Outputs(exact=False, phrase=phrase, exit_code=3, reasons=(reason,))
+    return Outputs(exact=False, phrase=phrase, exit_code=DIFFER, reasons=(reason,))
+
+
+def judge_across(a: Record, b: Record, *, own: Outputs, refused: tuple[Reason, ...], stable: bool) -> Outputs:
+    """Outputs of one arm in two runs, by digest, where one prior, the settings and the environment are the same.
+
+    `own` is what run b says of itself: it stays where its outputs are wrong already or the two cannot be compared.
+    Exit code 3 where digests differ although eager repeats itself (`stable`).
+    """
+    if own.exit_code == DIFFER:
+        return own
+    if any(reason.code == "different-prior" for reason in refused):
+        return Outputs(exact=None, phrase="different prior")
+    before, after = _digests(a), _digests(b)
+    shared = [name for name in before if name in after]
+    if refused or not share_prior(a, b) or not shared:
+        return own
+    unequal = [name for name in shared if before[name] != after[name]]
+    if not unequal:
+        return Outputs(exact=True, phrase=f"same outputs ({len(shared)} digests)")
+    phrase = f"different outputs from one prior: {', '.join(unequal)}"
+    if not stable:
+        return Outputs(exact=False, phrase=f"{phrase} (eager itself is not repeatable)")
+    reason = Reason(code="outputs-differ", text=f"{b.runner} of {a.run_id} and of {b.run_id}: {phrase}")
+    return Outputs(exact=False, phrase=phrase, exit_code=DIFFER, reasons=(reason,))
+
+
+def _digests(record: Record) -> dict[str, str]:
+    """Digests of an arm's own final outputs by name: its first answer compares them with its reference."""
+    return {d.name: d.sha256_b for f in record.fidelity[:1] for d in f.finals}
 
 
 def _unchecked(record: Record) -> Outputs:

@@ -106,6 +106,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "steps": " + ".join(map(str, filter(None, (case.steps, session.adapter.facts.second_stage_steps)))),
         "token counts from": session.token_source,
         **unvalidated,
+        **session.prior.settings,
     }
 
 

@@ -92,6 +92,8 @@ KEYS: dict[str, Key] = {
     "rounds": _COUNT,
     "profile": Key(expected="true or false", fits=lambda v: isinstance(v, bool)),
     "timeout_s": Key(expected="seconds above 0", fits=_is_positive),
+    "prior": Key(expected="the path of a saved prior", fits=_is_text),
+    "rewrite_prompts": Key(expected="true or false", fits=lambda v: isinstance(v, bool)),
 }
 """Keys of a [[case]] table, of [suite.defaults] and of the overrides of `expand`."""
 

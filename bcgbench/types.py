@@ -55,6 +55,10 @@ class Case:
     """Images measured per arm; one image is one sample."""
     profile: bool = True
     timeout_s: float = 1800.0
+    prior: str | None = None
+    """File of a saved prior to replay; None draws one from `seed`. With a file the seed is the file's."""
+    rewrite_prompts: bool = False
+    """Whether the model's own rewriting of prompts runs, once per prompt, before any arm."""
 
     @property
     def resolution(self) -> str:
@@ -65,6 +69,8 @@ class Case:
     def key(self) -> str:
         """Stable name of the cell: same key, same work. Excludes which arms are run and how often."""
         skipped = {"runners", "rounds", "profile", "timeout_s"}
+        # Added after schema 1: keys of stored cases, which name their samples, must stay.
+        skipped |= {name for name in ("prior", "rewrite_prompts") if not getattr(self, name)}
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.model).strip("-").lower()
@@ -361,7 +367,7 @@ class Verdict:
     """Median and order-statistic interval of the pairwise ratio of denoise times a/b."""
     pairs: int
     exact: bool | None
-    """Graph question of arm b: True exact, False differs, None not judged."""
+    """Graph question of arm b, or of two runs whether one prior gave equal outputs: True, False, None not judged."""
     fidelity: str
     """One phrase, e.g. "exact", "differs: max 0.016 at latents 0"."""
     padding: str

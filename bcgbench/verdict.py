@@ -18,7 +18,7 @@ from bcgbench.comparable import comparable, interleaved
 from bcgbench.engagement import CODES, INFORMATIONAL, engagement_reasons
 from bcgbench.floor import floor_s
 from bcgbench.metrics import denoise_times, outside_s, paired_log_ratios
-from bcgbench.outputs import answer, judge_outputs, padding_phrase, size_phrase, worst_difference
+from bcgbench.outputs import answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
 
@@ -147,7 +147,10 @@ def compare(
     """
     refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b), *_moved(a, b, thresholds))
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
-    outputs = judge_outputs(b, rerun=answer((a, b), "rerun") or rerun, margin_db=thresholds.floor_margin_db)
+    known = answer((a, b), "rerun") or rerun
+    outputs = judge_outputs(b, rerun=known, margin_db=thresholds.floor_margin_db)
+    if a.run_id != b.run_id:
+        outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
     over = tuple(_limits_passed(a, b, thresholds))
     statuses = [_status_exit(r) for r in (a, b)]
     unlike = 4 if refused and not any(statuses) else 0
@@ -196,9 +199,7 @@ def _speed(a: Record, b: Record, limits: Thresholds, floor: float | None) -> Spe
         return SpeedFinding(speed="NOT-TIMED", pairs=0, reasons=(Reason(code="not-timed", text=text),))
     if interleaved(a, b):
         return speed_of(paired_log_ratios(a, b), thresholds=limits, floor=floor)
-    found = speed_of(
-        paired_log_ratios(a, b), thresholds=limits, floor=max(floor or 0.0, limits.cross_run_effect)
-    )
+    found = speed_of(paired_log_ratios(a, b), thresholds=limits, floor=max(floor or 0.0, limits.cross_run_effect))
     text = f"measured by two processes, not in turn: only differences above {limits.cross_run_effect:.0%} are called"
     return replace(found, reasons=(Reason(code="not-interleaved", text=text), *found.reasons))
 

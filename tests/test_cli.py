@@ -145,7 +145,7 @@ def test_options_are_pinned():
     case = ["--device", "--dtype", "--guidance", "--model", "--no-profile", "--only", "--res", "--rounds", "--runner"]
     case += ["--steps", "--suite", "--weights"]
     extra = ["--break", "--buckets", "--debug", "--json", "--prompt", "--quiet", "--results", "--resume", "--seed"]
-    extra += ["--source", "--strict", "--timeout"]
+    extra += ["--source", "--strict", "--timeout", "--prior", "--rewrite-prompts"]
     assert options == {
         "run": sorted(case + extra),
         "compare": ["--arm", "--debug", "--json", "--results", "--run", "--strict"],
@@ -168,6 +168,8 @@ def test_options_are_pinned():
         (("--model", "tiny/qwen-image", "--runner", "eager,bgc"), "bgc"),
         ((*TINY, "--prompt", "  "), "--prompt is empty"),
         ((*TINY, "--buckets", "64,many"), "64,many"),
+        ((*TINY, "--prior", "no/such.safetensors"), "The prior no/such.safetensors does not exist"),
+        ((*TINY, "--rewrite-prompts"), "has no prompt rewriting of its own"),
         ((*TINY, "--buckets", "0"), "above 0"),
         (("--suite", "no-such-suite"), "no-such-suite"),
         ((), "give --model MODEL or --suite SUITE"),
@@ -235,8 +237,8 @@ def test_a_journal_of_a_newer_schema_is_refused_and_kept(results: Path, args: tu
 def test_an_unreadable_run_does_not_hide_the_others(results: Path):
     """`list runs` names what it cannot read."""
     later = stored(results, make.record(), run_id="20261130T000000Z-smoke-1b2c3d4e") / "journal.jsonl"
-    text = later.read_text(encoding="utf-8")
-    later.write_text(text.replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1))
+    newer = later.read_text(encoding="utf-8").replace(f'"schema_version":{SCHEMA_VERSION}', '"schema_version":99', 1)
+    later.write_text(newer, encoding="utf-8")
     done = invoke("list", "runs", "--results", results, "--json")
     assert [row["run"] for row in json.loads(done.stdout)] == [make.RUN_ID, "20261130T000000Z-smoke-1b2c3d4e"]
     assert "upgrade" in json.loads(done.stdout)[1]["models"]
@@ -525,6 +527,21 @@ def test_two_runs_are_compared_arm_by_arm(results: Path):
     assert text.startswith(f"A: {make.RUN_ID}\nB: {later}\n\n")
     assert "bcg of B against bcg of A" in text
     assert "outputs exact;" in text.partition("\n\n")[2].partition("\n\n")[0]
+
+
+def test_a_run_that_replays_the_prior_of_another_is_paired_with_it(results: Path):
+    """The seed and the file that it asked for are other ones; of two such cases the one with the same prior counts."""
+    prior, other = ({"prior": f"sha256:{digit * 16}"} for digit in "ab")
+    first, later = "20261130T000000Z-smoke-0b2c3d4e", "20261130T000001Z-smoke-1b2c3d4e"
+    stored(results, make.record(run_id=first, settings=prior), run_id=first)
+    seeded = make.record(run_id=later, case=make.case(seed=1), settings=other)
+    replayed = make.record(run_id=later, case=make.case(seed=2, prior="a.safetensors"), settings=prior)
+    stored(results, seeded, replayed, run_id=later)
+    done = invoke("compare", first, later, "--results", results, "--json")
+    document = json.loads(done.stdout)
+    (verdict,) = document["verdicts"]
+    assert (verdict["case"]["seed"], verdict["fidelity"], done.exit_code) == (2, "same outputs (4 digests)", 0)
+    assert {record["run_id"] for record in document["records"]} == {first, later}
 
 
 def test_two_runs_without_a_common_arm_are_exit_code_6(results: Path):

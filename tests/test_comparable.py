@@ -40,3 +40,31 @@ def test_the_switch_under_test_may_differ() -> None:
     switched = {"runner": "graph", "capture": "whole", "break_policy": "none", "padding": "", **fixed}
     found = compare(graph_record(), graph_record(runner="graph", settings=switched, case=make.case(rounds=20)))
     assert found.speed == "SAME"
+
+
+PRIOR = {"prior": "sha256:0123456789abcdef", "attention": "native", "dtype": "bfloat16"}
+OTHER = PRIOR | {"prior": "sha256:fedcba9876543210"}
+
+
+def test_different_priors_are_refused_as_such() -> None:
+    """Exit 4 with both digests, and nothing else: the seed is why they differ."""
+    found = compare(record(settings=PRIOR), record(run_id="b", settings=OTHER, case=make.case(seed=7)))
+    assert (found.speed, found.fidelity, found.exact, found.exit_code) == ("INVALID", "different prior", None, 4)
+    assert codes(found) == ["different-prior"]
+    assert all(settings["prior"] in text(found) for settings in (PRIOR, OTHER))
+
+
+def test_one_prior_makes_the_seed_and_its_file_irrelevant() -> None:
+    """A replay asks for another file, perhaps another seed, and computes the same."""
+    replayed = make.case(seed=7, prior="a.safetensors")
+    found = compare(record(settings=PRIOR), record(run_id="b", settings=PRIOR, case=replayed))
+    assert (found.speed, found.exit_code) == ("SAME", 0)
+
+
+@pytest.mark.parametrize("settings", [PRIOR, {"attention": "native", "dtype": "bfloat16"}])
+def test_without_both_digests_the_seed_must_agree(settings: dict[str, str]) -> None:
+    """Records of schema 1 have none: their noise is known by its seed only."""
+    old = record(settings={"attention": "native", "dtype": "bfloat16"})
+    assert compare(old, record(run_id="b", settings=settings)).speed == "SAME"
+    found = compare(old, record(run_id="b", settings=settings, case=make.case(seed=7)))
+    assert "case.seed (42 against 7)" in text(found)

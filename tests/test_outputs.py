@@ -141,3 +141,48 @@ def test_padding_over_a_limit_exits_3() -> None:
     padded = record(fidelity=(inexact(question="padding"),))
     found = compare(padded, graph_record(), thresholds=Thresholds(min_padding_psnr_db=60.0))
     assert (found.exit_code, codes(found)) == (3, ["padding-over-limit"])
+
+
+def of_runs(**changes: Any) -> tuple[Record, Record]:
+    """One graph arm in two runs with one prior; `changes` are those of the second."""
+    settings = {"prior": "sha256:0123456789abcdef"}
+    return graph_record(settings=settings), graph_record(**({"run_id": "b", "settings": settings} | changes))
+
+
+def other_image() -> Any:
+    """Run b made another picture, and its own eager reference with it."""
+    image = make.difference(name="image 1", data_range=255.0, sha256_a="33" * 32, sha256_b="33" * 32)
+    return make.fidelity(images=(make.difference(name="image 0", data_range=255.0), image))
+
+
+def test_equal_digests_of_two_runs_are_the_same_outputs() -> None:
+    """Across runs there is more to say than that each equals its own eager."""
+    found = compare(*of_runs())
+    assert (found.exact, found.fidelity, found.exit_code) == (True, "same outputs (4 digests)", 0)
+
+
+def test_other_digests_from_one_prior_exit_3_and_are_named() -> None:
+    """Exact in its own run, and yet not what the other run made."""
+    found = compare(*of_runs(fidelity=(other_image(),)))
+    assert (found.exact, found.exit_code, codes(found)[0]) == (False, 3, "outputs-differ")
+    assert found.fidelity == "different outputs from one prior: image 1"
+
+
+def test_an_eager_that_does_not_repeat_itself_excuses_other_digests() -> None:
+    """No run would make the same twice."""
+    found = compare(*of_runs(fidelity=(other_image(),)), rerun=inexact(question="rerun"))
+    assert (found.exact, found.exit_code) == (False, 0)
+    assert "eager itself is not repeatable" in found.fidelity
+
+
+def test_wrong_outputs_of_a_run_are_not_hidden_by_another_prior() -> None:
+    """Its graph differs from its own eager, whatever the noise."""
+    found = compare(*of_runs(fidelity=(inexact(),), settings={"prior": "sha256:ffff"}))
+    assert found.exit_code == 3
+    assert found.fidelity.startswith("differs: ")
+
+
+@pytest.mark.parametrize("changes", [{"settings": {}}, {"environment": make.environment(python="3.13")}])
+def test_outputs_of_runs_that_are_not_alike_are_not_compared(changes: dict[str, Any]) -> None:
+    """Without a known prior, or on other software, unequal digests say nothing."""
+    assert compare(*of_runs(fidelity=(other_image(),), **changes)).fidelity == "exact"

@@ -406,6 +406,28 @@ def test_details_are_folded_and_balanced():
     assert "[image-0](artifacts/bcg/image-0.png)" in text
 
 
+def test_outputs_compared_say_how_much_differs_and_where():
+    """As reviewers ask: how many values, largest, mean, rms and the box around them; zeros for one exact replay."""
+    differs = make.graph_record(fidelity=(make.inexact(),))
+    text = renderer("markdown")(report_of(make.record(), differs))
+    table = next(t for t in markdown_tables(text) if "Question" in t[0])
+    names = ("Values that differ", "Max difference", "Mean, RMS", "Bounding box")
+    cells = {row[1] + " " + row[2]: [row[table[0].index(name)] for name in names] for row in table[1:]}
+    assert cells["eager rerun"] == ["0 of 262144", "0", "0, 0", "none"]
+    assert cells["bcg graph"] == ["3600 of 196608", "3 at image 0", "0.0004, 0.007", "0..0 x 3..900 x 0..63"]
+
+
+def test_priors_are_listed_with_what_they_hold():
+    """One row per prior; the long setting is not repeated beside the samples."""
+    held = {"prior": "sha256:0123456789abcdef", "prior holds": "noise 1x16x64x64 float32; seed 42"}
+    records = [make.record(settings=held, artifacts={"prior": "artifacts/a.safetensors"}),
+               make.graph_record(settings=held, artifacts={"prior": "artifacts/a.safetensors"})]  # fmt: skip
+    text = renderer("markdown")(report_of(*records))
+    table = next(t for t in markdown_tables(text) if "Holds" in t[0])
+    assert table[2][1:] == ["eager, bcg", *held.values(), "artifacts/a.safetensors"]
+    assert text.count("prior holds") == 0
+
+
 def test_a_miss_names_the_field_that_differs():
     """The reader sees what to fix, not that something missed."""
     bcg = make.graph_record(

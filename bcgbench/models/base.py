@@ -6,16 +6,16 @@ own file. Nothing here captures, measures or compares.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.models import adapter as find_adapter
 from bcgbench.models import loading, media
+from bcgbench.models import prior as priors
 from bcgbench.models.padding import PadCache
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 Draw = Callable[[int, int], "Tensor"]
 """(tokens, stream) -> seeded embeddings [1, tokens, width]. Stream 0 is the negative prompt."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +63,8 @@ class Adapter:
     """Pipeline arguments that turn a prompt into the denoiser's inputs: None with synthetic prompts."""
     unused_parts: tuple[str, ...] = ()
     """Pipeline arguments that no request needs; pretrained pipelines are loaded without them."""
+    rewriter: tuple[str, ...] = ()
+    """Parts of the pipeline that `rewrite` needs; () where the model has no rewriting of its own."""
 
     @property
     def default_buckets(self) -> tuple[int, ...]:
@@ -148,9 +148,17 @@ class Adapter:
         raise NotImplementedError
 
     def drawn(self, pipe: Any, case: Case, *, prompt: int) -> Arguments:
-        """Arguments sampled from the case's seed before denoising; drawn once per prompt and shared by all arms."""
+        """Tensor arguments sampled from the case's seed before denoising; drawn once per prompt, shared by all arms."""
         del pipe, case, prompt
         return {}
+
+    def sampler(self, pipe: Any) -> str:
+        """What samples in `drawn`, for the record."""
+        raise NotImplementedError
+
+    def rewrite(self, pipe: Any, prompt: str, *, case: Case, generator: torch.Generator) -> str:
+        """The prompt as the model rewrites it; torch's global generators are seeded like `generator`."""
+        raise NotImplementedError
 
     def count_tokens(self, pipe: Any, prompt: str) -> int:
         """Tokens of a prompt as they reach the transformer, before the pipeline's limit."""
@@ -192,8 +200,8 @@ class Session:
     load_s: float
     weights_bytes: int
     denoisers: dict[str, nn.Module]
-    drawn: tuple[Arguments, ...] = ()
-    """What the adapter sampled for each prompt before any arm ran."""
+    prior: priors.Prior
+    """Everything random, shared by all arms."""
 
     def request(self, prompt: int, *, steps: int | None = None) -> Arguments:
         """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device.
@@ -210,20 +218,22 @@ class Session:
         if self.synthetic:
             text = adapter.embeddings(self._draw, tokens=tokens, stream=prompt + 1, guidance=guidance)
         else:
-            text = adapter.text(case.prompts[prompt], guidance=guidance)
+            text = adapter.text(self.prior.prompts[prompt], guidance=guidance)
         return {
             **adapter.options(case, guidance=guidance),
             **adapter.sized(case, tokens=tokens, steps=steps),
             **text,
-            **(self.drawn[prompt] if self.drawn else {}),
+            **self.prior.sampled[prompt],
             "num_inference_steps": steps,
-            "generator": torch.Generator("cpu").manual_seed(case.seed),
+            "generator": torch.Generator("cpu").manual_seed(self.prior.seed),
             "output_type": "np",
         }
 
     def produce(self, prompt: int, *, steps: int | None = None) -> media.Media:
         """Run the pipeline on one prompt: frames, checked for their size, and sound where the model makes any."""
-        output = self.pipe(**self.request(prompt, steps=steps))
+        request = self.request(prompt, steps=steps)
+        with self.prior.applied(prompt, whole=steps in (None, self.case.steps)):
+            output = self.pipe(**request)
         return media.collect(output, pipe=self.pipe, adapter=self.adapter, case=self.case)
 
     def generate(self, prompt: int, *, steps: int | None = None) -> np.ndarray:
@@ -234,7 +244,7 @@ class Session:
         """Embeddings of unit variance: every transformer here normalises them first, so the scale does not matter."""
         import torch
 
-        generator = torch.Generator("cpu").manual_seed(self.case.seed * 1_000_003 + stream)
+        generator = torch.Generator("cpu").manual_seed(self.prior.seed * 1_000_003 + stream)
         drawn = torch.randn((1, tokens, self.adapter.text_width), generator=generator)
         return drawn.to(self.device, self.dtype)
 
@@ -250,19 +260,21 @@ def load(case: Case) -> Session:
 
     adapter = find_adapter(case.model)
     loading.check(case, adapter)
-    device, dtype = loading.device_of(case, adapter), loading.dtype_of(case)
+    if case.rewrite_prompts:
+        adapter = replace(adapter, unused_parts=())
+    device, dtype, seed = loading.device_of(case, adapter), loading.dtype_of(case), priors.seed_of(case)
     began = time.perf_counter()
-    torch.manual_seed(case.seed)
+    torch.manual_seed(seed)
     random = case.weights == "random" and not adapter.facts.tiny
     synthetic = random and not adapter.facts.generic
     source = case.source or (None if random or adapter.facts.tiny else case.model)
     if source is not None:
         pipe = loading.pretrained(source, adapter=adapter, dtype=dtype)
     elif random:
-        pipe = adapter.assemble(weights.Builder(device=device, dtype=dtype, seed=case.seed))
+        pipe = adapter.assemble(weights.Builder(device=device, dtype=dtype, seed=seed))
     else:  # built on the CPU, so that a tiny model has the same weights on every device
         torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-        pipe = adapter.assemble(weights.Builder(device=torch.device("cpu"), dtype=dtype, seed=case.seed))
+        pipe = adapter.assemble(weights.Builder(device=torch.device("cpu"), dtype=dtype, seed=seed))
     pipe.to(device)
     modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     for module in modules:
@@ -271,27 +283,13 @@ def load(case: Case) -> Session:
         pipe.register_modules(tokenizer=loading.cached_tokenizer(case.model))
     adapter.prepare_pipeline(pipe)
     pipe.set_progress_bar_config(disable=True)
-    token_counts, token_source = _token_counts(case, adapter, pipe)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     load_s = time.perf_counter() - began
-    drawn = tuple(adapter.drawn(pipe, case, prompt=prompt) for prompt in range(len(case.prompts)))
+    prior = priors.prior_of(case, adapter, pipe, device=device)
+    token_counts, token_source = loading.token_counts(case, adapter, pipe, prompts=prior.prompts)
     return Session(
         adapter=adapter, pipe=pipe, case=case, device=device, dtype=dtype, synthetic=synthetic,
         token_counts=token_counts, token_source=token_source, load_s=load_s,
-        weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe), drawn=drawn,
+        weights_bytes=weights.count_bytes(modules), denoisers=adapter.denoisers(pipe), prior=prior,
     )  # fmt: skip
-
-
-def _token_counts(case: Case, adapter: Adapter, pipe: Any) -> tuple[tuple[int, ...], str]:
-    """Tokens of each prompt as they reach the transformer, counted where there is a tokenizer; and where from."""
-    if getattr(pipe, "tokenizer", None) is not None:
-        counts, source = tuple(adapter.count_tokens(pipe, prompt) for prompt in case.prompts), "tokenizer"
-    elif case.token_counts is not None:
-        counts, source = case.token_counts, "suite"
-    else:
-        counts, source = tuple(map(adapter.estimate_tokens, case.prompts)), "estimate"
-    for prompt, tokens in enumerate(counts):
-        if tokens > adapter.max_tokens:
-            log.warning("prompt %d has %d tokens; %s keeps %d", prompt, tokens, adapter.facts.id, adapter.max_tokens)
-    return tuple(min(tokens, adapter.max_tokens) for tokens in counts), source

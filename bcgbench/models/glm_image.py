@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from bcgbench.errors import UsageError
 from bcgbench.models import tiny
 from bcgbench.models.base import Adapter, Arguments, Component, Draw
+from bcgbench.models.draws import sampling
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.types import ModelFacts
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
+    from bcgbench.models.weights import Builder
     from bcgbench.types import Case
 
 KEEP = "prior_keep"
@@ -87,34 +88,47 @@ class GlmImage(Adapter):
                 )
 
     def drawn(self, pipe: Any, case: Case, *, prompt: int) -> Arguments:
-        """The prior, int64 [1, tokens], that the pipeline itself would draw for this prompt and seed.
-
-        Without the autoregressive model (random weights), seeded tokens of the same layout: each covers 2x2 positions.
-        """
-        import torch
-
-        if pipe.vision_language_encoder is None:
-            return {"prior_token_ids": _random_prior(pipe, case, prompt=prompt, cell_px=self.facts.multiple_px)}
-        device = pipe._execution_device
-        generator = torch.Generator("cpu").manual_seed(case.seed)
-        # The pipeline seeds torch's global generators to sample; they are put back.
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        """The prior, int64 [1, tokens], that the pipeline itself would draw for this prompt and seed."""
+        with sampling(pipe._execution_device, seed=case.seed) as generator:
             prior, _, _ = pipe.generate_prior_tokens(
                 case.prompts[prompt], height=case.height_px, width=case.width_px, generator=generator
             )
         return {"prior_token_ids": prior}
 
+    def sampler(self, pipe: Any) -> str:
+        """Class and size of the autoregressive model, and whether its weights are random."""
+        from bcgbench.models.weights import count_parameters
+
+        model = pipe.vision_language_encoder
+        reduced = model.config.text_config.hidden_size == tiny.GLM_AR_WIDTH
+        size = f"{count_parameters(model):,} parameters" + (", reduced size, random weights" if reduced else "")
+        return f"tokens sampled by {type(model).__name__} ({size})"
+
+    def assemble(self, build: Builder) -> Any:
+        """Random weights with an autoregressive model of the real class and codebook, its size reduced: real sampling.
+
+        The released one has 20 GB and would sample for half a minute per prompt.
+        """
+        pipe = super().assemble(build)
+        if pipe.vision_language_encoder is None:
+            parts = self._autoregressive()
+            parts["vision_language_encoder"].to(build.device, build.dtype)
+            pipe.register_modules(**parts)
+        return pipe
+
+    def _autoregressive(self) -> dict[str, Any]:
+        codebook = self.networks["transformer"].config["prior_vq_quantizer_codebook_size"]
+        return {
+            "processor": tiny.glm_image_processor(),
+            "vision_language_encoder": tiny.glm_image_ar(codebook=codebook),
+        }
+
     def tiny_text(self) -> dict[str, Any]:
         """A tiny glyph encoder and a tiny autoregressive model with their tokenizers."""
         from transformers import ByT5Tokenizer
 
-        codebook = self.networks["transformer"].config["prior_vq_quantizer_codebook_size"]
-        return {
-            "tokenizer": ByT5Tokenizer(),
-            "text_encoder": tiny.t5_encoder(width=self.text_width),
-            "processor": tiny.glm_image_processor(),
-            "vision_language_encoder": tiny.glm_image_ar(codebook=codebook),
-        }
+        encoder = tiny.t5_encoder(width=self.text_width)
+        return {"tokenizer": ByT5Tokenizer(), "text_encoder": encoder, **self._autoregressive()}
 
     def options(self, case: Case, *, guidance: float) -> Arguments:
         """Size and guidance."""
@@ -144,16 +158,6 @@ class GlmImage(Adapter):
 def _is_empty(caches: Any) -> bool:
     """Whether a call's caches store and read nothing, as in text-to-image."""
     return caches is None or all(cache.mode is None and not cache.k_caches for cache in caches.caches)
-
-
-def _random_prior(pipe: Any, case: Case, *, prompt: int, cell_px: int) -> torch.Tensor:
-    """Seeded tokens [1, tokens], one per `cell_px` square, repeated over its 2x2 positions as the pipeline does."""
-    import torch
-
-    generator = torch.Generator("cpu").manual_seed(case.seed * 1_000_003 + prompt)
-    cells = (case.height_px // cell_px, case.width_px // cell_px)
-    drawn = torch.randint(pipe.transformer.config.prior_vq_quantizer_codebook_size, cells, generator=generator)
-    return drawn.repeat_interleave(2, dim=0).repeat_interleave(2, dim=1).reshape(1, -1).to(pipe.transformer.device)
 
 
 GLM_IMAGE = GlmImage(

@@ -18,6 +18,7 @@ from bcgbench.models.padding import OutsidePolicy, PadCache, choose_bucket, pad_
 from bcgbench.types import ModelFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from bcgbench.types import Case
@@ -89,6 +90,14 @@ class Ideogram4(Adapter):
             "guidance_scale": case.guidance,
             "guidance_schedule": recipe if case.guidance is None else None,
         }
+
+    def rewrite(self, pipe: Any, prompt: str, *, case: Case, generator: torch.Generator) -> str:
+        """The JSON caption that the text encoder makes of the prompt, with a generator of its own."""
+        (caption,) = pipe.upsample_prompt(
+            prompt, height=case.height_px, width=case.width_px, max_new_tokens=max(self.default_buckets),
+            generator=generator, device=pipe._execution_device,
+        )  # fmt: skip
+        return caption
 
     def text(self, prompt: str, *, guidance: float) -> Arguments:
         """The prompt. There is no negative one: the second denoiser sees none."""
@@ -174,6 +183,7 @@ IDEOGRAM_4 = Ideogram4(
     template_tokens=8,
     text_encoder_bytes=16_300_000_000,
     unused_parts=("prompt_enhancer_head",),
+    rewriter=("prompt_enhancer_head", "text_encoder"),
 )
 
 _TINY_TRANSFORMER = Component(

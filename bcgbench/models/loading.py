@@ -5,12 +5,13 @@ Building with random weights stands in `weights`.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from bcgbench.errors import EnvironmentFault, UsageError
-from bcgbench.models import MODELS, facts
+from bcgbench.models import MODELS, facts, prior
 from bcgbench.models import folder as folders
 from bcgbench.plan import memory_bytes
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 GB = 1e9
+log = logging.getLogger(__name__)
 
 
 def check(case: Case, adapter: Adapter) -> None:
@@ -39,6 +41,7 @@ def check(case: Case, adapter: Adapter) -> None:
             f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."
         )
     check_steps(case.steps, adapter)
+    prior.check(case, adapter)
 
 
 def _check_weights(case: Case, adapter: Adapter) -> None:
@@ -143,3 +146,17 @@ def _check_class(folder: Path, *, adapter: Adapter) -> None:
         raise UsageError(
             f"{folder} holds a {index.get('_class_name')}, and {adapter.facts.id} needs a {adapter.facts.pipeline}."
         )
+
+
+def token_counts(case: Case, adapter: Adapter, pipe: Any, *, prompts: tuple[str, ...]) -> tuple[tuple[int, ...], str]:
+    """Tokens of each prompt as they reach the transformer, counted where there is a tokenizer; and where from."""
+    if getattr(pipe, "tokenizer", None) is not None:
+        counts, source = tuple(adapter.count_tokens(pipe, prompt) for prompt in prompts), "tokenizer"
+    elif case.token_counts is not None:
+        counts, source = case.token_counts, "suite"
+    else:
+        counts, source = tuple(map(adapter.estimate_tokens, prompts)), "estimate"
+    for prompt, tokens in enumerate(counts):
+        if tokens > adapter.max_tokens:
+            log.warning("prompt %d has %d tokens; %s keeps %d", prompt, tokens, adapter.facts.id, adapter.max_tokens)
+    return tuple(min(tokens, adapter.max_tokens) for tokens in counts), source

@@ -16,6 +16,7 @@ from bcgbench.models.base import Adapter, Arguments, Component, Draw
 from bcgbench.types import ModelFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bcgbench.types import Case
@@ -40,10 +41,16 @@ class LongCatImage(Adapter):
     def options(self, case: Case, *, guidance: float) -> Arguments:
         """Size and guidance. Rewriting, on by default, samples from no generator: every arm would differ.
 
-        A rewritten prompt can be benchmarked by giving it as the prompt.
+        Asked for, `rewrite` has done it before.
         """
         size = super().options(case, guidance=guidance)
         return size | {"guidance_scale": guidance, "enable_prompt_rewrite": False}
+
+    def rewrite(self, pipe: Any, prompt: str, *, case: Case, generator: torch.Generator) -> str:
+        """What the text encoder makes of the prompt: up to 512 tokens."""
+        del case, generator
+        (rewritten,) = pipe.rewire_prompt(prompt, pipe._execution_device)
+        return rewritten
 
     def text(self, prompt: str, *, guidance: float) -> Arguments:
         """The prompt; the pipeline runs guidance above 1 with an empty negative prompt."""
@@ -130,6 +137,7 @@ LONGCAT_IMAGE = LongCatImage(
     text_encoder_bytes=16_600_000_000,
     text_parts=("tokenizer", "text_encoder", "text_processor"),
     unused_parts=("text_processor",),
+    rewriter=("text_processor", "text_encoder"),
 )
 
 TINY_LONGCAT_IMAGE = replace(

@@ -21,6 +21,7 @@ from bcgbench.models.base import Adapter, Arguments, Component, Draw
 from bcgbench.types import ModelFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bcgbench.types import Case
@@ -96,6 +97,14 @@ class Ltx2(Adapter):
             # Off by default too. It samples another prompt from the global generator: every arm would differ.
             "enable_prompt_enhancement": False,
         }
+
+    def rewrite(self, pipe: Any, prompt: str, *, case: Case, generator: torch.Generator) -> str:
+        """The prompt as the text encoder enhances it, told what diffusers' own recipe tells it."""
+        from diffusers.pipelines.ltx2.utils import T2V_DEFAULT_SYSTEM_PROMPT
+
+        del case
+        (enhanced,) = pipe.enhance_prompt(prompt, system_prompt=T2V_DEFAULT_SYSTEM_PROMPT, generator=generator)
+        return enhanced
 
     def text(self, prompt: str, *, guidance: float) -> Arguments:
         """The prompt, with the recipe's negative prompt, which the pipeline reads where guidance is above 1."""
@@ -205,6 +214,7 @@ LTX2 = Ltx2(
     text_encoder_bytes=24_400_000_000,
     # Enhancing a prompt needs the first two, a video without a frame count the last; LTX-2.5 alone has those.
     unused_parts=("processor", "prompt_enhancer", "duration_head"),
+    rewriter=("processor", "text_encoder"),
 )
 LTX23 = replace(
     LTX2,

@@ -37,6 +37,7 @@ GLM_CHAT_TEMPLATE = """\
 {%- if part.type == 'image' -%}<|image|>{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endfor -%}"""
+GLM_AR_WIDTH = 32
 GEMMA_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
 
 
@@ -177,8 +178,9 @@ def glm_image_ar(*, codebook: int = 128) -> Any:
     from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 
     text = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "vocab_size": 512, "vision_vocab_size": codebook, "max_position_embeddings": 2048,
+        "hidden_size": GLM_AR_WIDTH, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "vocab_size": max(512, codebook), "vision_vocab_size": codebook,
+        "max_position_embeddings": 2048,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
         "eos_token_id": codebook - 1, "pad_token_id": 0,
     }  # fmt: skip

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Rows = list[list[str]]
 _DIGITS = 4
+HOLDS = "prior holds"
+"""The one setting that has a block of its own."""
 
 
 def details(report: Report, views: tuple[CaseView, ...]) -> list[str]:
@@ -26,6 +28,7 @@ def details(report: Report, views: tuple[CaseView, ...]) -> list[str]:
         *_block(
             "Outputs compared", _FIDELITY_COLUMNS, [row for view in views for row in _fidelity(view)], about=_QUESTIONS
         ),
+        *_block("Priors", _PRIOR_COLUMNS, [row for view in views for row in _priors(view)], about=_PRIOR),
         *_misses(views),
         *_reasons(report, views),
         *_block("Samples", _SAMPLE_COLUMNS, [row for view in views for row in _samples(view)]),
@@ -123,13 +126,14 @@ def _memory_cells(view: CaseView, record: Record) -> Iterator[str]:
 
 _QUESTIONS = (
     "rerun: eager against itself. padding: eager on padded inputs against eager. graph: the arm against eager on the "
-    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw."
+    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw. Values are those of "
+    "all final latents and images and of the worst call; mean, RMS and bounding box are of the one that differs most."
 )
 _FIDELITY_COLUMNS = (
     "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call that differs", "Latents exact",
     "Images exact",
-    "Audio exact",
-    "Max difference", "Least PSNR (of sound: SNR)", "Least SSIM",
+    "Audio exact", "Values that differ", "Max difference", "Mean, RMS", "Bounding box", "Least PSNR (of sound: SNR)",
+    "Least SSIM",
 )  # fmt: skip
 
 
@@ -141,6 +145,7 @@ def _answer(answer: Fidelity) -> list[str]:
     worst = answer.worst_call
     found = [*answer.finals, *([worst] if worst else [])]
     largest = max(found, key=lambda difference: difference.max_abs, default=None)
+    differs = largest is not None and not largest.exact
     psnr = [each.psnr_db for each in answer.finals if each.psnr_db is not None]
     ssim = [each.ssim for each in answer.images if each.ssim is not None]
     return [
@@ -151,14 +156,42 @@ def _answer(answer: Fidelity) -> list[str]:
         _exact_of(answer.latents),
         _exact_of(answer.images),
         _exact_of(answer.audio) if answer.audio else "n/a (no sound)",
+        f"{sum(each.differing for each in found)} of {sum(each.total for each in found)}",
         "0" if largest is None or largest.max_abs == 0 else f"{largest.max_abs:.{_DIGITS}g} at {escape(largest.name)}",
+        f"{largest.mean_abs:.{_DIGITS}g}, {largest.rms:.{_DIGITS}g}" if largest and differs else "0, 0",
+        _box(largest) if largest and differs else "none",
         formats.decibels(min(psnr)) if psnr else "n/a (exact)" if answer.exact else "n/a (not finite)",
         f"{min(ssim):.{_DIGITS}f}" if ssim else "n/a (exact)" if answer.exact else "n/a (not computed)",
     ]
 
 
+def _box(difference: Difference) -> str:
+    """First to last differing index per axis."""
+    return " x ".join(f"{first}..{last}" for first, last in difference.bounding_box or ()) or "none"
+
+
 def _exact_of(differences: tuple[Difference, ...]) -> str:
     return f"{sum(each.exact for each in differences)} of {len(differences)}"
+
+
+_PRIOR = (
+    "All that is random in a request, drawn once and shared by the arms: noise, sampled tokens, rewritten prompts. "
+    "`bcgbench run --prior FILE` replays it."
+)
+_PRIOR_COLUMNS = ("Model / shape", "Arms", "Prior", "Holds", "File")
+
+
+def _priors(view: CaseView) -> Rows:
+    """One row per prior: with several runs side by side there may be two."""
+    arms: dict[tuple[str, ...], list[str]] = {}
+    for label, record in view.arms.items():
+        if "prior" in record.settings:
+            held = (record.settings["prior"], record.settings.get(HOLDS, ""), record.artifacts.get("prior", ""))
+            arms.setdefault(held, []).append(label)
+    return [
+        [escape(view.name), escape(", ".join(labels)), *map(escape, held[:2]), escape(held[2]) or "n/a (not written)"]
+        for held, labels in arms.items()
+    ]
 
 
 def _misses(views: tuple[CaseView, ...]) -> list[str]:
@@ -209,7 +242,7 @@ def _samples(view: CaseView) -> Rows:
     for head, record in _arms(view):
         measured = record.measured
         clock, times = _denoise_samples(measured) if view.timed else ("none", formats.NOT_TIMED)
-        settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()))
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(record.settings.items()) if name != HOLDS)
         rows.append(
             [
                 *head,

@@ -194,18 +194,20 @@ def test_drawing_a_prior_leaves_the_global_generator_alone(session: base.Session
     state = torch.get_rng_state()
     drawn = GLM.drawn(session.pipe, session.case, prompt=0)["prior_token_ids"]
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(drawn, session.drawn[0]["prior_token_ids"])
+    assert torch.equal(drawn, session.prior.sampled[0]["prior_token_ids"])
 
 
 def test_another_seed_draws_another_prior(session: base.Session):
     """The case's seed reaches the autoregressive model."""
     other = GLM.drawn(session.pipe, replace(session.case, seed=7), prompt=0)["prior_token_ids"]
-    assert not torch.equal(other, session.drawn[0]["prior_token_ids"])
+    assert not torch.equal(other, session.prior.sampled[0]["prior_token_ids"])
 
 
-def test_random_weights_have_a_seeded_prior_of_the_same_layout(synthetic: base.Session):
-    """No autoregressive model, so seeded tokens: 3x2 cells of 2x2 positions, other ones per prompt."""
-    first, second = (synthetic.drawn[prompt]["prior_token_ids"] for prompt in (0, 1))
+def test_random_weights_sample_with_the_real_class_at_reduced_size(synthetic: base.Session):
+    """Its own layout, 3x2 cells of 2x2 positions, other tokens per prompt; the record says what sampled them."""
+    assert type(synthetic.pipe.vision_language_encoder).__name__ == "GlmImageForConditionalGeneration"
+    assert "reduced size, random weights" in synthetic.prior.sampler
+    first, second = (synthetic.prior.sampled[prompt]["prior_token_ids"] for prompt in (0, 1))
     assert (first.shape, first.dtype) == ((1, 24), torch.int64)
     assert not torch.equal(first, second)
     grid = first.view(3, 2, 2, 2)
