@@ -19,7 +19,7 @@ demo: $(STAMP) ## run the smoke suite on the CPU and print its eager/bcg/graph t
 	$(BIN)/bcgbench run --suite smoke --results $(DEMO)
 
 test: $(STAMP) ## run the tests; those that need a GPU are skipped visibly where there is none
-	$(BIN)/python -m pytest -q -rs
+	$(BIN)/python -m pytest -q -rs -n logical --dist worksteal
 
 check: $(STAMP) ## lint and type-check
 	$(BIN)/ruff check .
