@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import resolve_name
 
 from bcgbench.engine import trees
 from bcgbench.errors import CaptureError
@@ -129,6 +130,19 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def function_name(function: Any) -> str:
+    """`torch.Tensor.__getitem__`, `aten.relu.default`; a user's function by its own name."""
+    return str(resolve_name(function) or getattr(function, "__qualname__", function))
+
+
+def source_line() -> tuple[str, int]:
+    """File and line of the innermost model code on the stack, the same for every module that runs it."""
+    for frame in _frames(sys._getframe(1)):
+        if not frame.f_code.co_filename.startswith((_ENGINE, _TORCH)):
+            return frame.f_code.co_filename, frame.f_lineno
+    return "", 0
 
 
 def call_site(root: nn.Module | None) -> str:
