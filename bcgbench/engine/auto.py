@@ -137,13 +137,26 @@ class AutoCapture(Capture):
     def _recording(self) -> bool:
         return self._segment is not None or self._region is not None
 
+    def _begin(self) -> None:
+        with torch._C.DisableTorchFunction():  # no call of the forward: CUDA writes its generator's state here
+            super()._begin()
+
     def _end(self) -> None:
         if self._region is None:
-            super()._end()
+            with torch._C.DisableTorchFunction():
+                super()._end()
         self._region = None
 
     def _refuse_unreturned(self, tree: Any) -> None:
         super()._refuse_unreturned([tensor for tensor in trees.tensors(tree) if not self.fresh.holds(tensor)])
+
+    def _refuse_dynamic(self, func: Any, args: tuple[Any, ...]) -> None:
+        if is_dynamic(func, args):
+            raise CaptureError(
+                f"{func._schema.name} in {diagnose.call_site(self.module)}: the shape of its result depends on data, and "
+                "the call before did not come here, or it lies below any torch call. A forward must do the same work "
+                "for the same arguments; or put the code in a function and break there."
+            )
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._recording and self.fresh.among((args, kwargs)):

@@ -133,7 +133,10 @@ class FreshValues:
 
     def among(self, tree: Any) -> bool:
         """Whether any tensor of `tree` is made anew."""
-        return self._count > 0 and any(map(self.holds, _tensors(tree)))
+        if self._count == 0:
+            return False
+        with torch._C.DisableTorchFunction():  # not a call of the forward, whose calls are numbered
+            return any(map(self.holds, _tensors(tree)))
 
     def _slot(self, tensor: Tensor) -> Slot:
         if tensor not in self._slots:
