@@ -71,7 +71,8 @@ Break = Annotated[
     typer.Option(
         "--break",
         metavar="POLICY",
-        help="What bcg runs eagerly: attention, none, or dotted module names. Default: attention.",
+        help="What bcg runs eagerly: none, or attention, auto (only what cannot be captured) and dotted names of "
+        "functions, separated by commas. Default: attention.",
     ),
 ]
 Seed = Annotated[

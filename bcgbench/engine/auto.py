@@ -153,9 +153,9 @@ class AutoCapture(Capture):
     def _refuse_dynamic(self, func: Any, args: tuple[Any, ...]) -> None:
         if is_dynamic(func, args):
             raise CaptureError(
-                f"{func._schema.name} in {diagnose.call_site(self.module)}: the shape of its result depends on data, and "
-                "the call before did not come here, or it lies below any torch call. A forward must do the same work "
-                "for the same arguments; or put the code in a function and break there."
+                f"{func._schema.name} in {diagnose.call_site(self.module)}: the shape of its result depends on data, "
+                "and the call before did not come here, or it lies below any torch call. A forward must do the same "
+                "work for the same arguments; or put the code in a function and break there."
             )
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

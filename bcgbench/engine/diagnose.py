@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -156,6 +157,18 @@ def error_site(error: BaseException, root: nn.Module | None) -> str:
     return _site(iter(reversed(walked)), root)
 
 
+def _self_of(frame: FrameType) -> Any:
+    """`self` in a function's frame. Python before 3.13 keeps the dict that it makes of the locals with the frame: left
+    as it is, it would keep alive every tensor that the function no longer holds."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return None
+    values = frame.f_locals
+    owner = values.get("self")
+    if isinstance(values, dict):
+        values.clear()
+    return owner
+
+
 def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
     line, path = "", ""
     for frame in frames:
@@ -163,7 +176,7 @@ def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
         if name.startswith((_ENGINE, _TORCH)):
             continue
         line = line or f"{Path(name).name}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
+        owner = _self_of(frame)
         if isinstance(owner, nn.Module):
             path = _module_path(root, owner)
             break

@@ -101,8 +101,9 @@ class TestRegions:
 
     @pytest.mark.parametrize(
         "function",
-        [lambda t: torch.cat(list(reversed(torch.cat([t, t, t]).chunk(2)))), lambda t: t.reshape(-1, 2), lambda t: t.flatten()[1:],
-         lambda t: t.expand(3, *[-1] * t.dim()), lambda t: (t[:1].mul_(2), t.T.add_(1), t)[2], lambda t: t @ WEIGHT,
+        [lambda t: torch.cat(list(reversed(torch.cat([t, t, t]).chunk(2)))), lambda t: t.reshape(-1, 2),
+         lambda t: t.flatten()[1:], lambda t: t.expand(3, *[-1] * t.dim()),
+         lambda t: (t[:1].mul_(2), t.T.add_(1), t)[2], lambda t: t @ WEIGHT,
          lambda t: nn.functional.linear(t, WEIGHT).softmax(0), lambda t: torch.stack([t, t * 2], 1),
          lambda t: t.clone().contiguous().add_(1), lambda t: torch.tensor([[1.0, 2, 3, 4]]) * t, lambda t: t.sum(0)],
         ids=["chunk", "reshape", "flatten", "expand", "write", "matmul", "linear", "stack", "clone", "constant", "sum"],
@@ -121,7 +122,7 @@ class TestRegions:
     def test_where_a_region_ends(self, function, segments: int):
         """A scalar, a result as large as a known argument or a write to known memory is captured again; a result that
         could have another shape stays eager, though it has the same here."""
-        graph = check(lambda a: (lambda y, t: function(y, t, a["m"]) @ WEIGHT)(*rows(a)))
+        graph = check(lambda a: function(*rows(a), a["m"]) @ WEIGHT)
         assert graph.segments == segments
 
     def test_values_cross_segments(self):
@@ -162,16 +163,14 @@ class TestRegions:
         assert check(forward).breaks == 2
 
     @pytest.mark.parametrize(
-        ("function", "misses"),
-        [(lambda y, t: y * t.shape[0], 3), (lambda y, t: y * len(t), 3), (lambda y, t: y if t.numel() else -y, 1),
-         (lambda y, t: sum(t, start=y[0]), 3), (lambda y, t: y * int((t * 0 + 1).sum().item()), 3)],
-        ids=["shape", "len", "empty", "iterate", "item"],
+        "function",
+        [lambda y, t: y * t.shape[0], lambda y, t: y * len(t), lambda y, t: y * 2 if t.numel() else -y,
+         lambda y, t: sum(t, start=y[0]), lambda y, t: y * int((t * 0 + 1).sum().item())],
+        ids=["shape", "len", "numel", "iterate", "item"],
     )  # fmt: skip
-    def test_what_the_host_reads_of_a_value_is_a_guard(self, function, misses: int):
+    def test_what_the_host_reads_of_a_value_is_a_guard(self, function):
         """Python went on with the captured size: another one is a counted miss, never a stale result."""
-        if misses == 1:  # a read of the very number: it differs for every count but the captured one
-            misses = 3
-        check(lambda a: function(*rows(a)), misses=misses)
+        check(lambda a: function(*rows(a)), misses=3)
 
     def test_a_copy_where_the_captured_call_returned_its_argument(self):
         """`contiguous` gives another tensor only for some shapes; the program then means something else."""
@@ -288,7 +287,7 @@ class TestRegions:
     def test_a_forward_that_takes_another_way_in_each_call(self):
         """Calls are known by their number, so the function must be the same."""
         count = iter(range(9))
-        with pytest.raises(CaptureError, match=r"called torch\.Tensor\.bool where it called torch\.Tensor\.__getitem__"):
+        with pytest.raises(CaptureError, match=r"called torch\.Tensor\.bool where .*__getitem__"):
             captured(lambda a: rows(a)[1] if next(count) < 2 else rows({"x": a["x"], "m": (a["m"] * a["m"]).bool()})[1])
         count = iter(range(9))
         with pytest.raises(CaptureError, match="the call before did not come here"):
@@ -327,9 +326,9 @@ class TestAttempts:
         module = nn.Sequential(nn.Linear(4, 4), Sine(), nn.Linear(4, 4))
         engine = captured(lambda a: module(a["x"]), module=module, **call(MASKS[0]))
         (graph,) = engine.cache.graphs
-        assert [name.rpartition(":")[0] for name in graph.break_names] == [
-            "torch.Tensor.sin in 1 (test_auto.py"
-        ] * 3, "three calls on one line, one more attempt"
+        assert [name.rpartition(":")[0] for name in graph.break_names] == ["torch.Tensor.sin in 1 (test_auto.py"] * 3, (
+            "three calls on one line, one more attempt"
+        )
         assert (engine.prepare_forwards, graph.segments) == (4, 4)
         for seed in range(3):
             made = call(MASKS[0], seed)
@@ -439,7 +438,7 @@ class TestAttempts:
         plan.host[1] = [host.clone()]
         plan.check_host(1, Tensor.copy_, (device, host), where="copy_")
         host.add_(1)
-        with pytest.raises(CaptureError, match="copy_ copies host data .* differently in each call"):
+        with pytest.raises(CaptureError, match=r"copy_ copies host data .* differently in each call"):
             plan.check_host(1, Tensor.copy_, (device, host), where="copy_")
         with pytest.raises(CaptureError, match="differently"):
             plan.check_host(2, Tensor.to, (host, "meta"), where="to")

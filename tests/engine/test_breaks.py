@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcgbench.engine import breaks
+from bcgbench.engine import breaks, diagnose
 from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
@@ -168,6 +169,18 @@ class TestValues:
         outer = eager_on_graph(lambda t: inner(t) + inner(t + 1))
         (graph,) = check(lambda a: outer(a["x"] + 1) * 2).cache.graphs
         assert (graph.breaks, graph.segments) == (1, 2)
+
+    def test_telling_where_a_break_is_keeps_no_tensor_alive(self):
+        """Python keeps the locals of a frame that was looked at: memory that the model had given back."""
+
+        def holds() -> bool:
+            value = x()
+            gone = weakref.ref(value)
+            assert "test_breaks.py" in diagnose.call_site(None)
+            del value
+            return gone() is not None
+
+        assert not holds()
 
     def test_a_bare_break_splits_a_segment(self):
         """`break_graph()` does nothing else, and nothing at all outside a capture."""
