@@ -8,7 +8,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Hook:
 
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
         if policy is not None and policy.attention:
-            policy = BreakPolicy(names=(*policy.names, *adapter.breaks), attention=True)
+            policy = replace(policy, names=(*policy.names, *adapter.breaks))
         self._device = session.device
         self.module = module
         self.original = original

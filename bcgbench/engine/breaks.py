@@ -111,33 +111,41 @@ break_graph: Callable[[], None] = eager_on_graph(_nothing)
 """End the running segment and begin another; does nothing outside a capture."""
 
 
+_SYNCHRONISING = ("torch.cuda.synchronize", "torch.cuda.Stream.synchronize", "torch.cuda.Event.synchronize")
+"""Never legal in a capture, and no torch calls: `auto` could not see which of them raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class BreakPolicy:
-    """Names of the functions that break. `attention` also breaks every backend of diffusers' attention registry."""
+    """Names of the functions that break. `attention` also breaks every backend of diffusers' attention registry, `auto`
+    every call whose capture is illegal."""
 
     names: tuple[str, ...] = ()
     attention: bool = False
+    auto: bool = False
 
     @classmethod
     def parse(cls, text: str) -> BreakPolicy:
-        """`attention`, `none`, or dotted names separated by commas. Raises `UsageError` for anything else."""
+        """`none`, or `attention`, `auto` and dotted names separated by commas. Raises `UsageError` for other text."""
         if text == "none":
             return cls()
         names = tuple(name.strip() for name in text.split(",") if name.strip())
-        bad = [name for name in names if name != "attention" and "." not in name]
+        dotted = tuple(name for name in names if name not in {"attention", "auto"})
+        bad = [name for name in dotted if "." not in name]
         if bad or not names:
             raise UsageError(
-                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, none, or dotted names such as "
-                "torch.nn.functional.scaled_dot_product_attention."
+                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, auto, none, or dotted names "
+                "such as torch.nn.functional.scaled_dot_product_attention."
             )
-        return cls(names=tuple(name for name in names if name != "attention"), attention="attention" in names)
+        return cls(names=dotted, attention="attention" in names, auto="auto" in names)
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
         """Turn the named functions into breaks until the block ends, however it ends."""
         undo: list[Callable[[], None]] = []
         try:
-            undo.extend(_patch_name(name) for name in self.names)
+            names = (*self.names, *(_SYNCHRONISING if self.auto else ()))
+            undo.extend(_patch_name(name) for name in names)
             if self.attention:
                 undo.append(_patch_name("torch.nn.functional.scaled_dot_product_attention"))
                 undo.append(_patch_attention_registry())

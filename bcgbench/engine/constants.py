@@ -9,6 +9,7 @@ values must be the same both times. A host read (`item`, `tolist`, `bool`) is a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from bcgbench.engine import trees
-from bcgbench.engine.signature import sign
+from bcgbench.engine.signature import Signature, sign
 from bcgbench.errors import CaptureError
 
 MAKERS: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, torch.asarray, Tensor.to, Tensor.cuda})
@@ -34,9 +35,15 @@ BUILDERS: frozenset[Any] = frozenset({torch.tensor, torch.as_tensor, torch.asarr
 
 HOST_READ_OPS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
 """Operations that copy device data to the host by themselves, met below Python (for example in `range(tensor)`)."""
-DYNAMIC_OPS = {"aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
-               "aten::repeat_interleave.Tensor", "aten::bincount"}  # fmt: skip
-"""Operations whose output shape depends on data."""
+_MASKABLE = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+"""Operations whose work depends on data if an index is a mask."""
+
+
+def is_dynamic(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of an ATen operation's result, or of what it works on, depends on data."""
+    if func._schema.name in _MASKABLE:
+        return any(tensor.dtype in {torch.bool, torch.uint8} for tensor in trees.tensors(args[1]))
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def is_read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -69,6 +76,7 @@ class HostConstants:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._kept: list[Constant] = []
+        self._alike: dict[tuple[Any, Signature], list[Constant]] = {}
         self._served = 0
 
     def __len__(self) -> int:
@@ -90,9 +98,20 @@ class HostConstants:
 
     def keep(self, function: Any, arguments: dict[str, Any], result: Any) -> None:
         """Rehearsal: note the result of a call if it is a host constant."""
-        if self._makes(function, arguments, result):
+        if not self._makes(function, arguments, result):
+            return
+        # equal ones share one tensor: GLM-Image sends the same two RoPE tables to the device 120 times per forward
+        alike = self._alike.setdefault((function, sign(arguments).signature), [])
+        constant = next((other for other in alike if other.made_by(function, arguments)), None)
+        if constant is None:
             # a copy: the forward may go on to write to it
-            self._kept.append(Constant(function, trees.clone(arguments), result.clone()))
+            constant = Constant(function, trees.clone(arguments), result.clone())
+            alike.append(constant)
+        self._kept.append(constant)
+
+    def rewind(self) -> None:
+        """Serve from the first again, to another capturing call."""
+        self._served = 0
 
     def serve(self, function: Any, arguments: dict[str, Any]) -> Tensor | None:
         """Capture: the kept tensor, if the next kept call is this one. Raises `CaptureError` if its values changed."""
@@ -129,6 +148,10 @@ class Rehearsal:
     def __init__(self, constants: HostConstants) -> None:
         self._constants = constants
         self._in_break = False
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        """What else has to see the call: nothing."""
+        return contextlib.nullcontext()
 
     def run_break(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outer, self._in_break = self._in_break, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import resolve_name
 
 from bcgbench.engine import trees
 from bcgbench.errors import CaptureError
@@ -131,6 +133,19 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def function_name(function: Any) -> str:
+    """`torch.Tensor.__getitem__`, `aten.relu.default`; a user's function by its own name."""
+    return str(resolve_name(function) or getattr(function, "__qualname__", function))
+
+
+def source_line() -> tuple[str, int]:
+    """File and line of the innermost model code on the stack, the same for every module that runs it."""
+    for frame in _frames(sys._getframe(1)):
+        if not frame.f_code.co_filename.startswith((_ENGINE, _TORCH)):
+            return frame.f_code.co_filename, frame.f_lineno
+    return "", 0
+
+
 def call_site(root: nn.Module | None) -> str:
     """Module path and source line of the innermost model code on the stack."""
     return _site(_frames(sys._getframe(1)), root)
@@ -142,6 +157,18 @@ def error_site(error: BaseException, root: nn.Module | None) -> str:
     return _site(iter(reversed(walked)), root)
 
 
+def _self_of(frame: FrameType) -> Any:
+    """`self` in a function's frame. Python before 3.13 keeps the dict that it makes of the locals with the frame: left
+    as it is, it would keep alive every tensor that the function no longer holds."""
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return None
+    values = frame.f_locals
+    owner = values.get("self")
+    if isinstance(values, dict):
+        values.clear()
+    return owner
+
+
 def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
     line, path = "", ""
     for frame in frames:
@@ -149,7 +176,7 @@ def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
         if name.startswith((_ENGINE, _TORCH)):
             continue
         line = line or f"{Path(name).name}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
+        owner = _self_of(frame)
         if isinstance(owner, nn.Module):
             path = _module_path(root, owner)
             break

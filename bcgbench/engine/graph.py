@@ -1,101 +1,19 @@
-"""A captured forward: one ordered list of segments, breaks and guards, and how it is replayed."""
+"""A captured forward: one ordered list of segments, breaks, regions and guards, and how it is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bcgbench.engine import trees
-from bcgbench.engine.buffers import Address, StaticInputs
-from bcgbench.engine.diagnose import same_value
-from bcgbench.engine.segments import Bridge
+from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.regions import Region, Slot, Values
 from bcgbench.engine.signature import Signature
+from bcgbench.engine.steps import Break, Guard, GuardFailed, Step
 from bcgbench.errors import EngineError, ReplayError
-
-
-class GuardFailed(Exception):
-    """A host value differs from the captured one: this call needs another graph.
-
-    Segments before the guard have run: a forward that draws random numbers has advanced the generator.
-    """
-
-    def __init__(self, text: str, *, where: str) -> None:
-        super().__init__(text)
-        self.where = where
-        """The same for every failure of one guard, whatever value it met."""
-
-
-class Step(Protocol):
-    """Anything that a graph does at replay."""
-
-    def replay(self) -> None:
-        """Run on the current contents of memory. Raises `GuardFailed` if a host value changed."""
-
-
-@dataclass(slots=True)
-class Break:
-    """A call that runs eagerly between two segments, on the captured argument objects."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    bridges: list[tuple[int, Bridge]] = field(default_factory=list)
-    """Output leaf and where the next segment reads it."""
-    constants: list[tuple[int, Any]] = field(default_factory=list)
-    """Output leaves that are not tensors, with their captured values: the host went on with them."""
-    views: list[tuple[int, Address]] = field(default_factory=list)
-    """Output leaves that are parts of the arguments, with the place that the next segment reads."""
-    spec: trees.Spec = trees.LEAF
-    """Containers of the output."""
-    streams: list[torch.cuda.Stream] = field(default_factory=list)
-    """Side streams that the call uses; joined, so that the next segment sees its work."""
-
-    @property
-    def name(self) -> str:
-        """The function that breaks."""
-        return str(getattr(self.function, "__qualname__", self.function))
-
-    def replay(self) -> None:
-        leaves, spec = trees.flatten(self.function(*self.args, **self.kwargs))
-        for stream in self.streams:
-            torch.cuda.current_stream().wait_stream(stream)
-        if spec != self.spec or not all(isinstance(leaves[index], Tensor) for index, _ in self.bridges):
-            raise GuardFailed(
-                "a break returned other containers, or no tensor where it returned one when captured", where=self.name
-            )
-        for index, bridge in self.bridges:
-            bridge.fill(leaves[index])
-        for index, place in self.views:
-            if not isinstance(leaves[index], Tensor) or Address.of(leaves[index]) != place:
-                raise GuardFailed("a break returned another part of its arguments than when captured", where=self.name)
-        for index, value in self.constants:
-            if not same_value(leaves[index], value):
-                raise GuardFailed(f"a break returned {leaves[index]!r}, captured with {value!r}", where=self.name)
-
-
-@dataclass(slots=True)
-class Guard:
-    """A value that the host read while capturing; a different one is a miss, never a stale result."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    expected: Any
-    where: str
-
-    def replay(self) -> None:
-        value = self.function(*self.args, **self.kwargs)
-        if not same_value(value, self.expected):
-            text = f"host read at {self.where}: captured {_short(self.expected)}, now {_short(value)}"
-            raise GuardFailed(text, where=self.where)
-
-
-def _short(value: Any) -> str:
-    return trees.describe(value) if isinstance(value, Tensor) and value.numel() > 1 else repr(value)[:60]
 
 
 @dataclass(slots=True)
@@ -108,17 +26,26 @@ class SegmentedGraph:
     output: Any
     held: list[Tensor]
     """Tensors that segments read and this graph does not write: parameters, cached RoPE tables, hoisted constants."""
+    values: Values | None = None
+    """What its regions work on during a replay; None without regions."""
+    forwards: int = 3
+    """Calls of the forward that the capture took."""
     replays: int = 0
 
     @property
     def segments(self) -> int:
         """Captured segments."""
-        return sum(1 for step in self.steps if not isinstance(step, (Break, Guard)))
+        return sum(1 for step in self.steps if not isinstance(step, (Break, Region, Guard)))
 
     @property
     def breaks(self) -> int:
-        """Eager calls between segments."""
-        return sum(1 for step in self.steps if isinstance(step, Break))
+        """Eager calls between segments; neighbouring calls of a region are one."""
+        return len(self.break_names)
+
+    @property
+    def break_names(self) -> list[str]:
+        """For each break: the function, the module path and the source line of its call."""
+        return [step.label for step in self.steps if isinstance(step, (Break, Region))]
 
     @property
     def nodes(self) -> int | None:
@@ -145,10 +72,18 @@ class SegmentedGraph:
             for step in self.steps:
                 step.replay()
         except (GuardFailed, EngineError, torch.OutOfMemoryError):
+            if self.values:
+                self.values.clear()
             raise
         except Exception as error:  # a break is anybody's code
             raise ReplayError(
                 f"A captured graph raised at replay: {type(error).__name__}: {error}. Signature: {self.signature}."
             ) from error
         self.replays += 1
-        return trees.clone(self.output)
+        return trees.clone(self.output if self.values is None else self._fill(self.values))
+
+    def _fill(self, values: Values) -> Any:
+        """The output with the values of this replay in the places of its slots."""
+        output = trees.map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Slot) else leaf, self.output)
+        values.clear()
+        return output

@@ -10,9 +10,10 @@ from torch import nn
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.capture import Forward, capture
-from bcgbench.engine.graph import GuardFailed, SegmentedGraph
+from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
+from bcgbench.engine.steps import GuardFailed
 from bcgbench.engine.tape import backend_for
 from bcgbench.errors import CaptureError, ReplayError
 
@@ -62,7 +63,7 @@ class GraphedForward:
         before = _reserved_bytes(self._device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps)  # fmt: skip
-        self.prepare_forwards += 3
+        self.prepare_forwards += graph.forwards
         grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
         self._check_pool()
         self.growth_bytes.append(grown)

@@ -130,9 +130,7 @@ class CudaSegment:
     def end(self) -> None:
         for stream in self.forks:
             torch.cuda.current_stream().wait_stream(stream)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-            self._graph.capture_end()
+        self._capture_end()
         counted = driver.count_nodes(self._graph)
         if counted is not None:
             self.nodes, self.kernels = counted
@@ -143,6 +141,11 @@ class CudaSegment:
             self._graph.instantiate()
         self.replay()
 
+    def _capture_end(self) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            self._graph.capture_end()
+
     def replay(self) -> None:
         if self.nodes != 0:
             self._graph.replay()
@@ -150,7 +153,7 @@ class CudaSegment:
     def abandon(self) -> None:
         self._pending.clear()
         with contextlib.suppress(RuntimeError):  # an invalidated capture raises here, after leaving capture mode
-            self._graph.capture_end()
+            self._capture_end()
             return
         # ending failed, so torch left the allocator routing this capture to the pool (pytorch#180395)
         with contextlib.suppress(RuntimeError):

@@ -1,33 +1,25 @@
 """A call's signature: everything that a captured graph froze, so that equal signatures may share one graph.
 
 Tensors count by shape, strides, dtype, device, class and aliasing, never by value. Constants count by type and value:
-True, 1 and 1.0 differ, -0.0 and 0.0 differ, NaN equals itself. Other objects count by identity and are kept alive, so
-that their address cannot be reused. Ambient state that changes the computation is part of the key.
+True, 1 and 1.0 differ, -0.0 and 0.0 differ, NaN equals itself. A plain object, all of whose state is such constants,
+counts by type and state: GLM-Image passes a new, empty cache object with every request. Other objects count by identity
+and are kept alive, so that their address cannot be reused. Ambient state that changes the computation is in the key.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bcgbench.engine import trees
+from bcgbench.engine.keys import LEAF_LIMIT, Plain, constant_key, object_key
 from bcgbench.errors import SignatureError
-
-LEAF_LIMIT = 1_000
-"""A DiT call has 10 to 80 leaves; a published case hashed 72,000 per forward and ran 4 times slower (sglang#33989)."""
-ARRAY_LIMIT_BYTES = 4_096
-"""A NumPy array up to this size counts by content; a larger one is refused, its content could change unseen."""
-
-_BY_VALUE = (int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
-             range, enum.Enum)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class Signature:
 
     def fields(self) -> dict[str, Any]:
         """Key of every leaf, container and ambient setting, by path: equal signatures have equal fields."""
-        leaves = dict(zip(trees.paths(self.spec), self.leaves, strict=True))
+        leaves = dict(_leaf_fields(self.spec, self.leaves, ""))
         return _containers(self.spec, "") | leaves | {f"({name})": (str, value) for name, value in self.ambient}
 
     def __str__(self) -> str:
@@ -62,25 +54,16 @@ def _tensor_key(leaf: Tensor, alias: int) -> tuple[Any, ...]:
     return (Tensor, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, type(leaf), alias)
 
 
-def _constant_key(leaf: Any) -> tuple[Any, ...] | None:
-    kind = type(leaf)
-    if kind is float:
-        return (float, leaf.hex())  # hex tells -0.0 from 0.0 and makes NaN equal itself
-    if kind is complex:
-        return (complex, leaf.real.hex(), leaf.imag.hex())
-    if isinstance(leaf, _BY_VALUE):
-        return (kind, leaf)
-    if kind in {frozenset, slice}:
-        parts = leaf if kind is frozenset else (leaf.start, leaf.stop, leaf.step)
-        return _compound_key(kind, [_constant_key(part) for part in parts])
-    if isinstance(leaf, np.generic) or (isinstance(leaf, np.ndarray) and leaf.nbytes <= ARRAY_LIMIT_BYTES):
-        return (kind, leaf.dtype.str, leaf.shape, leaf.tobytes())
-    if isinstance(leaf, np.ndarray):
-        raise SignatureError(
-            f"A NumPy array of {leaf.nbytes:,} bytes is an argument; at most {ARRAY_LIMIT_BYTES:,} count by content. "
-            "Pass it as a tensor."
-        )
-    return None
+def _leaf_fields(spec: trees.Spec, keys: tuple[Any, ...], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Path and key of every leaf; a plain object is followed by its attributes."""
+    for path, key in zip(trees.paths(spec, prefix=prefix), keys, strict=True):
+        if key[0] is not Plain:
+            yield path, key
+            continue
+        _, kind, inner, values = key
+        yield path, (Plain, kind, inner.keys)
+        yield from _containers(inner, path).items()
+        yield from _leaf_fields(inner, values, path)
 
 
 def _containers(spec: trees.Spec, path: str) -> dict[str, Any]:
@@ -92,13 +75,6 @@ def _containers(spec: trees.Spec, path: str) -> dict[str, Any]:
             found[f"{below} (container)"] = (dict, child.kind.__name__, child.keys, child.key_types, child.factory)
             found |= _containers(child, below)
     return found
-
-
-def _compound_key(kind: type, parts: list[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
-    """Key of a constant made of constants; None if one of them counts by identity."""
-    if None in parts:
-        return None
-    return (kind, frozenset(parts)) if kind is frozenset else (kind, *parts)
 
 
 def _tensor_text(key: tuple[Any, ...], *, full: bool) -> str:
@@ -118,7 +94,7 @@ def _readable(key: Any, *, full: bool = False) -> str:
     if key[0] is float:
         value = float.fromhex(key[1]) if key[1] not in {"nan", "inf", "-inf"} else float(key[1])
         return str(value) if math.isfinite(value) else key[1]
-    if key[0] is object:
+    if key[0] is object or key[0] is Plain:
         return f"<{key[1].__name__} object>"
     if key[0] is str and not isinstance(key[1], str):
         return str(key[1])
@@ -160,12 +136,19 @@ def sign(arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...] = ()
             alias = first.setdefault(id(leaf), index)
             keys.append(_tensor_key(leaf, alias if alias != index else -1))
             continue
-        key = _constant_key(leaf)
+        key = constant_key(leaf) or object_key(leaf)
         if key is None:
             held.append(leaf)
             key = (object, type(leaf), id(leaf))
         keys.append(key)
     return Call(leaves, Signature(tuple(keys), spec, ambient, tuple(held)))
+
+
+def changed_objects(call: Call) -> Iterator[str]:
+    """Paths of the plain objects among a call's arguments that are no longer what was signed."""
+    for path, leaf, key in zip(trees.paths(call.signature.spec), call.leaves, call.signature.leaves, strict=True):
+        if key[0] is Plain and object_key(leaf) != key:
+            yield path
 
 
 def difference(held: Signature, asked: Signature) -> tuple[str, ...]:
@@ -175,6 +158,7 @@ def difference(held: Signature, asked: Signature) -> tuple[str, ...]:
     # a container is named only where no leaf tells the difference already
     leaves = [path for path in paths if not path.endswith(" (container)")]
     told = [path for path in paths if path in leaves or not any(leaf.startswith(path[:-12]) for leaf in leaves)]
+    told = [path for path in told if not any(path.startswith((f"{whole}.", f"{whole}[")) for whole in leaves)]
     return tuple(_difference_line(path, old.get(path), new.get(path)) for path in told)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bcgbench.models.weights import Builder
     from bcgbench.types import Case
 
-BREAK_POLICY = "attention"
+BREAK_POLICY = "auto"
 NEGATIVE_PROMPT = "blurry, low quality"
 REQUIRED = ("prompt", "width", "height", "num_inference_steps", "generator", "output_type")
 """Arguments without which a request cannot be made or repeated."""

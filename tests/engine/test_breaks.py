@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcgbench.engine import breaks
+from bcgbench.engine import breaks, diagnose
 from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
@@ -169,6 +170,18 @@ class TestValues:
         (graph,) = check(lambda a: outer(a["x"] + 1) * 2).cache.graphs
         assert (graph.breaks, graph.segments) == (1, 2)
 
+    def test_telling_where_a_break_is_keeps_no_tensor_alive(self):
+        """Python keeps the locals of a frame that was looked at: memory that the model had given back."""
+
+        def holds() -> bool:
+            value = x()
+            gone = weakref.ref(value)
+            assert "test_breaks.py" in diagnose.call_site(None)
+            del value
+            return gone() is not None
+
+        assert not holds()
+
     def test_a_bare_break_splits_a_segment(self):
         """`break_graph()` does nothing else, and nothing at all outside a capture."""
 
@@ -306,7 +319,7 @@ class TestPolicies:
     @pytest.mark.parametrize("text", ["", "everything", "attention,everything", ","])
     def test_unknown_policies(self, text: str):
         """The message says what is known."""
-        with pytest.raises(UsageError, match="expected attention, none, or dotted names"):
+        with pytest.raises(UsageError, match="expected attention, auto, none, or dotted names"):
             BreakPolicy.parse(text)
 
     def test_a_name_that_does_not_exist_leaves_no_patch(self):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bcgbench.engine import breaks, capture
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import Limits
+from bcgbench.engine.constants import FunctionWatch, HostConstants, Rehearsal
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graph import Break, Guard
 from bcgbench.engine.graphed import GraphedForward
@@ -98,6 +99,24 @@ class TestRefused:
         """Clamping is idempotent, so the output check alone would not see it."""
         with mode(), pytest.raises(CaptureError, match="writes to its tensor argument 0 in place"):
             captured(lambda a: a["x"].clamp_(max=2) * 2, x=x())
+
+    def test_a_write_to_an_object(self):
+        """Its state is in the signature, as a constant: a replay would leave it as it is."""
+
+        class Cache:
+            def __init__(self) -> None:
+                self.rows: list[Tensor] = []
+
+        def forward(a):
+            if len(a["cache"].rows) < 5:
+                a["cache"].rows.append(a["x"] * 2)
+            return a["x"] + 1
+
+        with pytest.raises(CaptureError, match=r"changes its argument cache, an object"):
+            captured(forward, x=x(), cache=Cache())
+        full = Cache()
+        full.rows = [x()] * 5
+        assert captured(forward, x=x(), cache=full)({"x": x(4, 5, 6), "cache": full}).tolist() == [5, 6, 7]
 
     def test_grad_mode(self):
         """A graph has no backward pass."""
@@ -294,6 +313,23 @@ class TestSteps:
         engine = captured(lambda a: a["x"] + cache["table"], x=x())
         del cache["table"]
         assert engine({"x": x(1, 1, 1)}).tolist() == [11, 21, 31]
+
+    def test_equal_host_constants_share_one_tensor(self):
+        """GLM-Image makes the same two RoPE tables 120 times per forward. Each use has a copy to write to."""
+
+        def forward(a):
+            y = a["x"]
+            for number in range(6):
+                y = y + torch.tensor([1.0, 2.0, float(number % 2)]).mul_(2)
+            return y
+
+        constants, arguments = HostConstants(torch.device("cpu")), {"x": x()}
+        with FunctionWatch(Rehearsal(constants).handle):
+            forward(arguments)
+        kept = [constants.serve(torch.tensor, {"args": ([1.0, 2.0, float(number % 2)],)}) for number in range(6)]
+        assert [tensor.tolist() for tensor in kept] == [[1, 2, 0], [1, 2, 1]] * 3
+        assert len({id(tensor) for tensor in kept}) == 2
+        assert bit_equal(captured(forward, x=x())({"x": x(4, 5, 6)}), forward({"x": x(4, 5, 6)}))
 
     def test_state_of_the_module_goes_on_counting(self):
         """A buffer that the forward adds to is written by each replay as by each eager call."""

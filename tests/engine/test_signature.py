@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import gc
 import math
+import random
 import struct
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bcgbench.engine import trees
-from bcgbench.engine.signature import LEAF_LIMIT, Signature, ambient, difference, sign
+from bcgbench.engine.keys import LEAF_LIMIT
+from bcgbench.engine.signature import Signature, ambient, changed_objects, difference, sign
 from bcgbench.errors import SignatureError
 
 
@@ -32,6 +35,32 @@ class Mode(enum.Enum):
 
 class Opaque:
     """An object that only its identity tells apart."""
+
+
+class Holder:
+    """An object made of what it is given."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("mode", "rest")
+
+    def __init__(self, mode: Any) -> None:
+        self.mode = mode
+
+
+class Hidden:
+    """An object that does not pickle all of its state."""
+
+    def __init__(self, mode: Any) -> None:
+        self.mode = mode
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kind": 1}
 
 
 CONSTANTS = [
@@ -208,6 +237,118 @@ class TestObjects:
         gc.collect()
         assert gone() is None
         assert "float32[2]" in str(kept)
+
+
+def states() -> st.SearchStrategy[Any]:
+    """What a plain object is made of: constants, lists, dicts and further objects."""
+    return st.recursive(
+        st.sampled_from(CONSTANTS),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.tuples(inner, inner),
+            st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+            st.builds(Holder, a=inner, b=inner),
+            st.builds(Slotted, inner),
+        ),
+        max_leaves=6,
+    )
+
+
+def attributes(value: Any) -> Any:
+    """The state of a test object."""
+    return vars(value) if isinstance(value, Holder) else {"mode": value.mode}
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Equal type, order and content all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (Holder, Slotted)):
+        return same_state(attributes(a), attributes(b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same_state(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size):
+        return len(a) == len(b) and all(map(same_state, a, b))
+    return typed_equal(a, b)
+
+
+class TestPlainObjects:
+    """Objects of Python alone count by type and state: GLM-Image makes a new, empty cache object for every request."""
+
+    @given(states(), states(), nests())
+    def test_equal_exactly_when_type_and_state_are(self, a: Any, b: Any, nest: Callable[[Any], Any]) -> None:
+        """However deep; a difference names a path, and equal ones have no difference."""
+        held, asked = signature(nest(Holder(state=a))), signature(nest(Holder(state=b)))
+        assert (held == asked) is same_state(a, b)
+        assert (difference(held, asked) == ()) is (held == asked)
+        assert held == signature(nest(Holder(state=copy.deepcopy(a))))
+        assert hash(held) == hash(signature(nest(Holder(state=copy.deepcopy(a)))))
+
+    @pytest.mark.parametrize(
+        "make",
+        [Holder, lambda: Holder(x=torch.zeros(2)), lambda: Holder(x=[{"k": torch.zeros(2)}]),
+         lambda: Holder(x=Holder(y=torch.zeros(2))), lambda: nn.Linear(2, 2), lambda: Holder(f=nn.Linear(2, 2)),
+         lambda: Holder(f=print), lambda: Holder(x=object()), lambda: Hidden(1), lambda: Holder(x=deque([1])),
+         lambda: {1, 2}, lambda: Holder(x={1}), lambda: random.Random(0), torch.Generator,
+         lambda: Holder(x=[0] * (LEAF_LIMIT + 1)), lambda: Holder(x=np.zeros(10_000)), lambda: iter([1]),
+         lambda: Holder(a=Holder(x=[0] * 600), b=Holder(x=[0] * 600))],
+        ids=["empty", "tensor", "nested tensor", "tensor in an object", "module", "holds a module", "callable",
+             "sentinel", "own pickling", "deque", "set", "holds a set", "random", "generator", "many", "array",
+             "iterator", "many in all"],
+    )  # fmt: skip
+    def test_what_still_counts_by_identity(self, make: Callable[[], Any]) -> None:
+        """Data, code, state outside Python, or more than can be walked at every call."""
+        one = make()
+        assert signature(one) == signature(one)
+        assert signature(one) != signature(make())
+        assert signature(one).held == (one,)
+
+    @pytest.mark.parametrize("hold", [lambda o: o, lambda o: [o], lambda o: Holder(o=o)])
+    def test_an_object_that_holds_itself(self, hold: Callable[[Any], Any]) -> None:
+        """Its state has no end, so its identity counts."""
+        one = Holder(a=1)
+        one.me = hold(one)
+        assert signature(one) == signature(one)
+        assert len(signature(one).held) == 1
+
+    def test_a_list_of_an_object_that_holds_itself(self) -> None:
+        """Endless lists inside an object are no error of the call."""
+        loop: list[Any] = []
+        loop.append(loop)
+        assert len(signature(Holder(x=loop)).held) == 1
+
+    def test_an_object_met_twice_is_no_cycle(self) -> None:
+        """Only one that is inside itself is."""
+        shared = Holder(a=1)
+        assert signature(Holder(x=[shared, shared])) == signature(Holder(x=[Holder(a=1), Holder(a=1)]))
+
+    @pytest.mark.parametrize(
+        ("held", "asked", "line"),
+        [
+            (Holder(mode=None), Holder(mode="write"), "x.mode: captured None, asked 'write'"),
+            (Holder(c=[Holder(i=0)]), Holder(c=[Holder(i=1)]), "x.c[0].i: captured 0, asked 1"),
+            (Slotted(1), Slotted(2), "x.mode: captured 1, asked 2"),
+            (Holder(c=[]), Holder(c=[1]), "x.c[0]: captured absent, asked 1"),
+            (Holder(mode=1), Slotted(1), "x: captured <Holder object>, asked <Slotted object>"),
+            (Holder(mode=1), None, "x: captured <Holder object>, asked None"),
+        ],
+    )
+    def test_the_line(self, held: Any, asked: Any, line: str) -> None:
+        """The attribute that differs is named."""
+        assert difference(signature(held), signature(asked)) == (line,)
+
+    @pytest.mark.parametrize(
+        "change",
+        [lambda o: setattr(o, "mode", "write"), lambda o: o.rows.append(1), lambda o: o.rows.append(torch.zeros(2)),
+         lambda o: setattr(o, "mode", o)],
+    )  # fmt: skip
+    def test_changed_objects_are_found(self, change: Callable[[Any], Any]) -> None:
+        """By their paths; what counts by identity is not looked into."""
+        one = Holder(mode=None, rows=[])
+        call = sign({"n": 1, "caches": [Opaque(), one]})
+        assert list(changed_objects(call)) == []
+        change(one)
+        assert list(changed_objects(call)) == ["caches[1]"]
 
 
 class TestRefusals:

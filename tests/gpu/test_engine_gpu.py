@@ -292,3 +292,102 @@ def test_non_owning_view_reads_bf16_bool_and_strided_memory():
 def test_segments_module_names_are_stable():
     """The backend on a GPU is CUDA graphs, so that no test here passes on a tape."""
     assert segments.CudaBackend(torch.device("cuda")).name == "cuda"
+
+
+@torch.library.custom_op("bcgbench_test::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    """Doubles, and waits for the device."""
+    torch._C._cuda_synchronize()  # as a library does, past the function that can be patched
+    return x * 2
+
+
+def automatic(forward, module=None):
+    return GraphedForward(forward, device=torch.device("cuda"), module=module, policy=BreakPolicy.parse("auto"))
+
+
+def test_auto_runs_masked_indexing_between_segments(net):
+    """One graph for every mask, none and all included, with memory churned in between; the rest of the net replays."""
+
+    def forward(arguments):
+        x = net.blocks[0](arguments["x"])
+        kept = x[~arguments["mask"]]
+        x[arguments["mask"]] *= 0.0
+        x = net.blocks[1](x)
+        return x, kept, net.blocks[2](x - kept.float().sum().to(x.dtype) * 2**-10)
+
+    engine = automatic(forward, net)
+    masks = [torch.arange(128, device="cuda")[None] % 5 < limit for limit in (0, 5, 2, 4)]
+    graph = engine.prepare({**inputs(), "mask": masks[0]})
+    engine.freeze()
+    assert (graph.segments, graph.breaks) == (3, 2)
+    for seed, mask in enumerate([*masks, *reversed(masks)]):
+        churn()
+        call = {**inputs(seed=seed), "mask": mask}
+        for got, want in zip(engine(call), forward(call), strict=True):
+            assert torch.equal(got, want)
+    assert engine.fallbacks == 0
+
+
+def test_auto_breaks_at_what_is_really_illegal(net):
+    """A synchronising operation, a copy from pageable memory, indices on the host, a bare synchronise."""
+    table = torch.randn(WIDTH)
+
+    def forward(arguments):
+        x = waits(net.blocks[0](arguments["x"]))
+        bias = torch.empty(WIDTH, device="cuda")
+        bias.copy_(table)
+        x = net.blocks[1](x + bias.to(x.dtype))
+        torch.cuda.synchronize()
+        return x[:, torch.arange(8).flip(0)] + 1
+
+    engine = automatic(forward, net)
+    torch.cuda.synchronize()
+    reserved = torch.cuda.memory_reserved()
+    graph = engine.prepare(inputs())
+    names = " ".join(graph.break_names)
+    assert all(name in names for name in ("waits", "copy_", "synchronize", "__getitem__")), names
+    assert graph.breaks == 4
+    engine.freeze()
+    for seed in (1, 2, 3):
+        table.normal_()
+        churn()
+        call = inputs(seed=seed)
+        assert torch.equal(engine(call), forward(call))
+    assert engine.replays == 3
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved + 64 * 2**20, "failed attempts left memory behind"
+
+
+def test_auto_refuses_host_data_that_each_call_makes_anew(net):
+    """A break would go on copying what the capture drew."""
+
+    def forward(arguments):
+        return net(arguments["x"] + torch.randn(WIDTH).to("cuda", torch.bfloat16))
+
+    engine = automatic(forward, net)
+    with pytest.raises(CaptureError, match="differently in each call"):
+        engine.prepare(inputs())
+    call = inputs(seed=1)
+    clean = automatic(lambda arguments: net(**arguments), net)
+    clean.prepare(inputs())
+    assert torch.equal(clean(call)[0], net(**call)[0])
+
+
+def test_equal_host_constants_share_one_tensor():
+    """GLM-Image sends two RoPE tables to the device 120 times per forward."""
+    tables = [torch.randn(1024, 1024), torch.randn(1024, 1024)]
+
+    def forward(arguments):
+        x = arguments["x"]
+        for number in range(40):
+            x = x + (tables[number % 2] * 1.0).to("cuda")[0, 0]
+        return x
+
+    engine = automatic(forward)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    engine.prepare({"x": torch.ones(4, device="cuda")})
+    assert torch.cuda.memory_allocated() - before < 32 * 2**20
+    call = {"x": torch.full((4,), 2.0, device="cuda")}
+    assert torch.equal(engine(call), forward(call))
+    assert engine.replays == 1
