@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bcgbench.arms import Binder
 from bcgbench.engine.breaks import BreakPolicy
@@ -27,9 +26,9 @@ def _inference():
         yield
 
 
-def automatic(module: Any) -> GraphedForward:
+def automatic(module: Any, device: torch.device = CPU) -> GraphedForward:
     """A module's own forward, nothing patched."""
-    return GraphedForward(lambda a: module(**a), device=CPU, policy=BreakPolicy.parse("auto"), module=module)
+    return GraphedForward(lambda a: module(**a), device=device, policy=BreakPolicy.parse("auto"), module=module)
 
 
 def requested(session: base.Session, prompt: int) -> list[Arguments]:
@@ -44,17 +43,16 @@ def requested(session: base.Session, prompt: int) -> list[Arguments]:
     return calls
 
 
-def glm_case(dtype: str) -> Case:
-    return case(model="tiny/glm-image", dtype=dtype, width_px=64, height_px=64, steps=2, guidance=None, device="cpu",
+def glm_case(dtype: str, device: str = "cpu") -> Case:
+    return case(model="tiny/glm-image", dtype=dtype, width_px=64, height_px=64, steps=2, guidance=None, device=device,
                 prompts=PROMPTS)  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_glm_image_replays_as_diffusers_calls_it(dtype: str):
-    """One region drops the prior; the prompt's branch and the negative one share a graph, requests too."""
-    session = base.load(glm_case(dtype))
+def check_glm_image(dtype: str, device: str) -> None:
+    """Three prompts captured and replayed in several orders, against eager."""
+    session = base.load(glm_case(dtype, device))
     module = session.pipe.transformer
-    engine = automatic(module)
+    engine = automatic(module, session.device)
     lengths = set()
     for prompt in range(len(PROMPTS)):
         for call in requested(session, prompt):
@@ -75,6 +73,12 @@ def test_glm_image_replays_as_diffusers_calls_it(dtype: str):
     assert (engine.replays, engine.fallbacks) == (engine.calls, 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_glm_image_replays_as_diffusers_calls_it(dtype: str):
+    """One region drops the prior; the prompt's branch and the negative one share a graph, requests too."""
+    check_glm_image(dtype, "cpu")
+
+
 def test_glm_image_may_drop_any_part_of_its_prior():
     """The graph was captured for a call that drops nothing."""
     session = base.load(glm_case("float32"))
@@ -91,7 +95,7 @@ def test_glm_image_may_drop_any_part_of_its_prior():
 
 
 def lumina2() -> Any:
-    """A tiny transformer of Lumina-Image 2.0."""
+    """A tiny transformer of Lumina-Image 2.0 on the CPU."""
     from diffusers import Lumina2Transformer2DModel
 
     torch.manual_seed(0)
@@ -102,31 +106,36 @@ def lumina2() -> Any:
     ).eval()  # fmt: skip
 
 
-def caption(*lengths: int, seed: int) -> dict[str, Tensor | bool]:
+def caption(*lengths: int, seed: int, device: str) -> Arguments:
     """A call with captions of these lengths, in sixteen tokens."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.arange(16)[None] < torch.tensor(lengths)[:, None]
     count = len(lengths)
-    return {
+    tensors = {
         "hidden_states": torch.randn(count, 4, 8, 8, generator=generator),
         "timestep": torch.rand(count, generator=generator),
         "encoder_hidden_states": torch.randn(count, 16, 32, generator=generator),
         "encoder_attention_mask": mask,
-        "return_dict": False,
     }
+    return {name: tensor.to(device) for name, tensor in tensors.items()} | {"return_dict": False}
 
 
-def test_lumina2_replays_captions_of_the_captured_length():
-    """Its rotary embedder reads the lengths on the host: other ones are a counted miss that says so, never stale."""
-    module = lumina2()
-    engine = automatic(module)
-    engine.prepare(caption(16, 9, seed=0))
+def check_lumina2(device: str) -> None:
+    """Captions of the captured and of other lengths, against eager."""
+    module = lumina2().to(device)
+    engine = automatic(module, torch.device(device))
+    engine.prepare(caption(16, 9, seed=0, device=device))
     engine.freeze()
     for number, lengths in enumerate([(16, 9), (16, 12), (16, 9), (9, 16)]):
-        call = caption(*lengths, seed=number)
+        call = caption(*lengths, seed=number, device=device)
         assert bit_equal(engine(call)[0], module(**call)[0])
     assert (engine.replays, engine.fallbacks) == (2, 2)
     (miss,) = engine.cache.misses.values()
     assert miss.count == 2
     assert "tolist in rope_embedder (transformer_lumina2.py:" in miss.reason
     assert "captured [16, 9], now [16, 12]" in miss.reason
+
+
+def test_lumina2_replays_captions_of_the_captured_length():
+    """Its rotary embedder reads the lengths on the host: other ones are a counted miss that says so, never stale."""
+    check_lumina2("cpu")

@@ -391,3 +391,18 @@ def test_equal_host_constants_share_one_tensor():
     call = {"x": torch.full((4,), 2.0, device="cuda")}
     assert torch.equal(engine(call), forward(call))
     assert engine.replays == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_auto_replays_glm_image_as_diffusers_calls_it(dtype):
+    """Its RoPE goes to the device 120 times per forward at full size, its prior is dropped by indexing with a mask."""
+    from tests.engine.test_auto_models import check_glm_image
+
+    check_glm_image(dtype, "cuda")
+
+
+def test_auto_replays_lumina2_as_diffusers_calls_it():
+    """Its host read is a guard between two graphs."""
+    from tests.engine.test_auto_models import check_lumina2
+
+    check_lumina2("cuda")
