@@ -15,6 +15,8 @@ from bcgbench.verdict import judge
 
 CALL_REPEATS = 200
 """Repeats for host times of single calls, which are tens of microseconds."""
+PLACES_LIMIT = 8
+"""Breaks that a record names; a block that repeats has one per repetition."""
 
 
 @dataclass(slots=True)
@@ -94,11 +96,14 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
     case, row = session.case, arm.runner
     buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
     policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
+    breaks = (row.breaks or case.break_policy) if row.captured else "none"
+    found = {"auto broke at": _broke_at(arm)} if "auto" in breaks.split(",") else {}
     unvalidated = {"adapter": "generic, not validated"} if session.adapter.facts.generic else {}
     return {
         "runner": row.name,
         "capture": arm.backend if row.captured else "none",
-        "break_policy": (row.breaks or case.break_policy) if row.captured else "none",
+        "break_policy": breaks,
+        **found,
         "padding": policy if row.padded else "native length",
         "dtype": str(session.dtype).removeprefix("torch."),
         "pipeline": session.adapter.facts.pipeline,
@@ -108,6 +113,13 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         **unvalidated,
         **session.prior.settings,
     }
+
+
+def _broke_at(arm: Arm) -> str:
+    """What the policy `auto` runs eagerly: function, module and source line of each kind of break in all graphs."""
+    places = list(dict.fromkeys(name for graph in arm.graphs for name in graph.break_names))
+    more = f"; and {len(places) - PLACES_LIMIT} more" if len(places) > PLACES_LIMIT else ""
+    return "; ".join(places[:PLACES_LIMIT]) + more if places else "nothing"
 
 
 def _memory(arm: Arm, result: ArmResult, session: Session) -> Memory:
