@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,14 +15,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from bcgbench.binding import Arguments, Binder
-from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.signature import Signature
-from bcgbench.measure import time_call
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
@@ -142,13 +141,13 @@ class Arm:
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """The pipeline runs through this arm until the block ends."""
-        before = {key: graph.replays for key, graph in self._by_key.items()}
+        before = self._replays()
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:
                 for hook in self.hooks.values():
                     stack.enter_context(_replaced(hook.module, hook))
             yield
-        self._engaged |= {key for key, graph in self._by_key.items() if graph.replays > before.get(key, 0)}
+        self._engaged |= {key for key, replays in self._replays().items() if replays > before[key]}
 
     def call(self, traced: Traced) -> Any:
         """This arm's output on a traced call's arguments."""
@@ -160,10 +159,21 @@ class Arm:
         Raises `CaptureError`; a call outside the length policy is left to a counted fallback.
         """
         if self.runner.captured:
+            calls = list(calls)
             for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
                 hook.graphed.prepare(arguments)
+            self._prepare_guarded(calls)
         for hook in self.hooks.values():
             hook.graphed.freeze()
+
+    def _prepare_guarded(self, calls: Iterable[Traced]) -> None:
+        """Calls of one signature need graphs of their own where the host reads different values in them."""
+        for traced in calls:
+            hook = self.hooks[traced.module]
+            with contextlib.suppress(OutsidePolicy):
+                arguments = hook.pad(traced.arguments)
+                if any(graph.guarded for graph in hook.graphed.cache.find(hook.graphed.sign(arguments).signature)):
+                    hook.graphed.prepare(arguments)
 
     def _variants(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
         found: dict[Key, tuple[Hook, Arguments]] = {}
@@ -174,23 +184,6 @@ class Arm:
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
                 self._asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
         return list(found.values())
-
-    def signature_s(self, traced: Traced, *, repeats: int, clock: Clock) -> float:
-        """Median host seconds to sign a call."""
-        hook = self.hooks[traced.module]
-        arguments = next(hook.variants(traced.arguments)) if self.runner.padded else traced.arguments
-        return time_call(lambda: hook.graphed.sign(arguments), repeats=repeats, clock=clock)
-
-    def hook_s(self, traced: Traced, *, repeats: int, clock: Clock) -> float | None:
-        """Median host seconds that the hook adds to a call: binding, padding, signing, counting; None if not hooked.
-
-        Measured on this arm's hook with a forward that returns at once, and no graph.
-        """
-        if not self.runner.hooked:
-            return None
-        hook = self.hooks[traced.module]
-        idle = hook.idle(traced.output)
-        return time_call(lambda: idle(**traced.arguments), repeats=repeats, clock=clock)
 
     @property
     def counts(self) -> Counts:
@@ -203,15 +196,18 @@ class Arm:
         """Graphs captured so far, those evicted since included."""
         return sum(hook.graphed.cache.captures for hook in self.hooks.values())
 
-    @property
-    def _by_key(self) -> dict[Key, SegmentedGraph]:
+    def _replays(self) -> Counter[Key]:
+        """Replays of each signature held."""
         held = [(name, graph) for name, hook in self.hooks.items() for graph in hook.graphed.cache.graphs]
-        return {(name, graph.signature): graph for name, graph in held}
+        found: Counter[Key] = Counter()
+        for name, graph in held:
+            found[name, graph.signature] += graph.replays
+        return found
 
     @property
     def graphs(self) -> list[SegmentedGraph]:
         """All graphs held."""
-        return list(self._by_key.values())
+        return [graph for hook in self.hooks.values() for graph in hook.graphed.cache.graphs]
 
     @property
     def backend(self) -> Literal["cuda", "tape", "none"]:
@@ -232,7 +228,7 @@ class Arm:
 
     def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
         """The proof of replay over everything this arm was asked to run."""
-        graphs, counts, idle = self.graphs, self.counts, self._by_key.keys() - self._engaged
+        graphs, counts, idle = self.graphs, self.counts, self._replays().keys() - self._engaged
         largest = max(graphs, key=lambda graph: len(graph.steps), default=None)
         misses = [
             Miss(module=name, reason=miss.reason, difference=hook.explain(miss.difference), count=miss.count)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from bcgbench.arms import Arm, Counts, Traced
 from bcgbench.clock import Clock
-from bcgbench.measure import Measured, Turn
+from bcgbench.measure import Measured, Turn, time_call
 from bcgbench.models.base import Session
 from bcgbench.types import Environment, Fidelity, GpuState, Memory, Phase, Profile, Reason, Record, Sample
 from bcgbench.verdict import judge
@@ -36,9 +36,16 @@ class ArmResult:
     failure: Reason | None = None
 
     def time_calls(self, arm: Arm, traced: Traced, *, clock: Clock) -> None:
-        """Host time of the signature, and of all that the hook adds to a forward."""
-        self.signature_s = arm.signature_s(traced, repeats=CALL_REPEATS, clock=clock)
-        self.hook_s = arm.hook_s(traced, repeats=CALL_REPEATS, clock=clock)
+        """Host time of the signature, and of all that the hook adds to a forward, None if there is no hook.
+
+        The latter (binding, padding, signing, counting) with a forward that returns at once, and no graph.
+        """
+        hook = arm.hooks[traced.module]
+        arguments = next(hook.variants(traced.arguments)) if arm.runner.padded else traced.arguments
+        self.signature_s = time_call(lambda: hook.graphed.sign(arguments), repeats=CALL_REPEATS, clock=clock)
+        if arm.runner.hooked:
+            idle = hook.idle(traced.output)
+            self.hook_s = time_call(lambda: idle(**traced.arguments), repeats=CALL_REPEATS, clock=clock)
 
 
 def sample_of(

@@ -1,4 +1,7 @@
-"""Signature -> graph: open while preparing, frozen afterwards; bounded, and never silent about a miss."""
+"""Signature -> graphs: open while preparing, frozen afterwards; bounded, and never silent about a miss.
+
+A signature has one graph, or, where the host reads values while the forward runs, one for each set of values.
+"""
 
 from __future__ import annotations
 
@@ -40,31 +43,35 @@ class GraphCache:
         self.captures = 0
         self.evictions = 0
         self.misses: dict[tuple[str, tuple[str, ...]], MissCount] = {}
-        self._graphs: OrderedDict[Signature, SegmentedGraph] = OrderedDict()
+        self._graphs: OrderedDict[Signature, list[SegmentedGraph]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return sum(map(len, self._graphs.values()))
 
     @property
     def graphs(self) -> list[SegmentedGraph]:
-        """All graphs held, least recently used first."""
-        return list(self._graphs.values())
+        """All graphs held, those of the least recently used signature first."""
+        return [graph for held in self._graphs.values() for graph in held]
 
-    def find(self, signature: Signature) -> SegmentedGraph | None:
-        """The graph of this signature, if held."""
-        graph = self._graphs.get(signature)
-        if graph is not None:
+    def find(self, signature: Signature) -> list[SegmentedGraph]:
+        """The graphs of this signature; several are told apart by their guards."""
+        held = self._graphs.get(signature, [])
+        if held:
             self._graphs.move_to_end(signature)
-        return graph
+        return held
 
     def add(self, graph: SegmentedGraph) -> None:
-        """Hold a new graph; evicts the least recently used past the limit and says so."""
-        self._graphs[graph.signature] = graph
+        """Hold a new graph; evicts the oldest of the least recently used signature past the limit and says so."""
+        self._graphs.setdefault(graph.signature, []).append(graph)
+        self._graphs.move_to_end(graph.signature)
         self.captures += 1
-        while len(self._graphs) > self.limits.entries:
-            old, _ = self._graphs.popitem(last=False)
+        while len(self) > self.limits.entries:
+            signature, held = next(iter(self._graphs.items()))
+            held.pop(0)
+            if not held:
+                del self._graphs[signature]
             self.evictions += 1
-            log.warning("graph cache is full (%d entries): evicted %s", self.limits.entries, old)
+            log.warning("graph cache is full (%d entries): evicted %s", self.limits.entries, signature)
 
     def miss(self, signature: Signature) -> MissCount:
         """Count a call without a graph, with the nearest captured signature's differing fields."""

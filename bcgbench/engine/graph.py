@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ class SegmentedGraph:
     forwards: int = 3
     """Calls of the forward that the capture took."""
     replays: int = 0
+    guarded: bool = field(init=False)
+    """Whether the host went on with a value that a replay compares: another value needs another graph."""
+
+    def __post_init__(self) -> None:
+        self.guarded = any(step.guarded for step in self.steps if isinstance(step, (Break, Region, Guard)))
 
     @property
     def segments(self) -> int:
@@ -62,11 +67,28 @@ class SegmentedGraph:
         return None if None in counts else sum(counts)
 
     def replay(self, leaves: list[Any]) -> Any:
-        """Run on new argument leaves and return a copy of the output, its types kept.
+        """Run on new argument leaves and return a copy of the output, its types kept; counts as a replay.
 
         Raises `GuardFailed` if a host value changed, `StaticInputError` on another shape, `ReplayError` on any other
         failure.
         """
+        self._run(leaves)
+        self.replays += 1
+        return trees.clone(self.output if self.values is None else self._fill(self.values))
+
+    def fits(self, leaves: list[Any]) -> bool:
+        """Whether all guards hold on new argument leaves: they are tried, which advances the generator."""
+        if not self.guarded:
+            return True
+        try:
+            self._run(leaves)
+        except GuardFailed:
+            return False
+        if self.values:
+            self.values.clear()
+        return True
+
+    def _run(self, leaves: list[Any]) -> None:
         try:
             self.inputs.update(leaves)
             for step in self.steps:
@@ -79,8 +101,6 @@ class SegmentedGraph:
             raise ReplayError(
                 f"A captured graph raised at replay: {type(error).__name__}: {error}. Signature: {self.signature}."
             ) from error
-        self.replays += 1
-        return trees.clone(self.output if self.values is None else self._fill(self.values))
 
     def _fill(self, values: Values) -> Any:
         """The output with the values of this replay in the places of its slots."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
@@ -51,15 +53,16 @@ class GraphedForward:
         return sign(arguments, ambient=ambient(self._module, self._device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
-        """Capture this signature unless it is held; None for an eager arm. Raises `CaptureError`."""
+        """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""
         if self._policy is None or self.backend is None:
             return None
         if self.cache.frozen:
             raise CaptureError("The graph cache is frozen: capture every signature before the first measured request.")
         call = self.sign(arguments)
-        held = self.cache.find(call.signature)
-        if held is not None:
-            return held
+        with _kept_random_state(self._device):
+            fitting = next((held for held in self.cache.find(call.signature) if held.fits(call.leaves)), None)
+        if fitting is not None:
+            return fitting
         before = _reserved_bytes(self._device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps)  # fmt: skip
@@ -80,21 +83,27 @@ class GraphedForward:
         call = self.sign(arguments)
         if self._policy is None:
             return self._forward(arguments)
-        graph = self.cache.find(call.signature)
-        if graph is None:
+        graphs = self.cache.find(call.signature)
+        if not graphs:
             self.cache.miss(call.signature)
             return self.fall_back(arguments)
-        try:
-            output = graph.replay(call.leaves)
-        except GuardFailed as reason:
-            self.cache.count(str(reason), key=reason.where)
-            return self.fall_back(arguments)
-        except ReplayError:
-            if self.backend is not None:
-                self.backend.check_alive()
-            raise
-        self.replays += 1
-        return output
+        for graph in graphs:
+            state = _random_state(self._device) if graph.guarded else None
+            try:
+                output = graph.replay(call.leaves)
+            except GuardFailed as reason:
+                missed = reason
+                if state is not None:  # another graph, or eager, begins anew
+                    _set_random_state(state, self._device)
+            except ReplayError:
+                if self.backend is not None:
+                    self.backend.check_alive()
+                raise
+            else:
+                self.replays += 1
+                return output
+        self.cache.count(str(missed), key=missed.where)
+        return self.fall_back(arguments)
 
     def fall_back(self, arguments: dict[str, Any]) -> Any:
         """An eager call of a graphed arm; the caller has counted the reason."""
@@ -108,6 +117,24 @@ class GraphedForward:
                 f"The graph pool holds {self.backend.pool_bytes():,} bytes, the limit is {limit:,}. Capture fewer "
                 "buckets, or raise the limit."
             )
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _kept_random_state(device: torch.device) -> Iterator[None]:
+    state = _random_state(device)
+    yield
+    _set_random_state(state, device)
 
 
 def _reserved_bytes(device: torch.device) -> int:

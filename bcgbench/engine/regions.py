@@ -105,6 +105,11 @@ class Region:
     calls: list[RegionCall] = field(default_factory=list)
 
     @property
+    def guarded(self) -> bool:
+        """Whether the host went on with a result."""
+        return any(call.constants for call in self.calls)
+
+    @property
     def label(self) -> str:
         """The first call and where it is, for a report."""
         more = f" and {len(self.calls) - 1} more" if len(self.calls) > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ class Break:
         return str(getattr(self.function, "__qualname__", self.function))
 
     @property
+    def guarded(self) -> bool:
+        """Whether the host went on with a part of the output."""
+        return bool(self.constants)
+
+    @property
     def label(self) -> str:
         """What breaks and where, for a report."""
         return f"{function_name(self.function)} in {self.where}"
@@ -91,6 +96,7 @@ class Guard:
     kwargs: dict[str, Any]
     expected: Any
     where: str
+    guarded: ClassVar[bool] = True
 
     def replay(self) -> None:
         value = self.function(*self.args, **self.kwargs)

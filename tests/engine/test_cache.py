@@ -40,7 +40,7 @@ def test_the_least_recently_used_goes_first_counted_and_logged(caplog: pytest.Lo
     one, two, three = graph(1), graph(2), graph(3)
     cache.add(one)
     cache.add(two)
-    assert cache.find(one.signature) is one
+    assert cache.find(one.signature) == [one]
     with caplog.at_level(logging.WARNING):
         cache.add(three)
     assert cache.graphs == [one, three]

@@ -183,13 +183,13 @@ def captured_bit_flipped(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_graph(patch: pytest.MonkeyPatch) -> None:
     """Any graph serves any call."""
-    patch.setattr(GraphCache, "find", lambda self, _signature: next(reversed(self._graphs.values()), None)
-                  if self.frozen else None)  # fmt: skip
+    patch.setattr(GraphCache, "find", lambda self, _signature: next(reversed(self._graphs.values()), [])
+                  if self.frozen else [])  # fmt: skip
 
 
 def graph_never_found(patch: pytest.MonkeyPatch) -> None:
     """A call never finds its graph and silently runs eagerly."""
-    patch.setattr(GraphCache, "find", lambda _self, _signature: None)
+    patch.setattr(GraphCache, "find", lambda _self, _signature: [])
 
 
 def mask_dropped(patch: pytest.MonkeyPatch) -> None:
