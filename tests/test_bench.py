@@ -16,6 +16,7 @@ from bcgbench.errors import ProcessPoisoned, ReplayError
 from bcgbench.models.qwen_image import MASK, QwenImage
 from bcgbench.types import Case, Progress, Record
 from bcgbench.verdict import compare
+from tests.running import records_of
 
 PROMPTS = ("A small red cube on a white table", "cube")
 
@@ -24,17 +25,9 @@ def run(folder: Path, *runners: str, model: str = "tiny/z-image-turbo") -> tuple
     """Records by runner and the progress events of a tiny case."""
     case = Case(model=model, width_px=32, height_px=32, steps=2, prompts=PROMPTS, dtype="float32",
                 device="cpu", rounds=1, profile=False, runners=runners)  # fmt: skip
-    records: dict[str, Record] = {}
-    progress: list[Progress] = []
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-        elif isinstance(event, Progress):
-            progress.append(event)
-
-    bench.run_case(case, run_id="test", run_path=folder, attempt=1, emit=emit, should_stop=lambda: False)
-    return records, progress
+    events: list[Any] = []
+    records = records_of(case, folder, events=events)
+    return records, [event for event in events if isinstance(event, Progress)]
 
 
 def test_a_picture_with_nan_fails_its_arm_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

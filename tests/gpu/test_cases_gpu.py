@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bcgbench import bench, models, store, worker
-from bcgbench.types import Case, Record
+from bcgbench import models, store, worker
+from bcgbench.types import Case
 from tests import factories as make
+from tests.running import records_of
 
 pytestmark = pytest.mark.gpu
 TINY = [name for name in models.MODELS if models.facts(name).tiny]
@@ -24,14 +25,7 @@ def tiny_case(model: str, **changes: object) -> Case:
 @pytest.mark.parametrize("model", TINY)
 def test_graphs_replay_bit_exactly(model: str, dtype: str, tmp_path: Path):
     """The CPU contract holds for CUDA graphs: exact on every call and prompt, constant captures, no miss, profiled."""
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
-    bench.run_case(tiny_case(model, dtype=dtype), run_id="test", run_path=tmp_path, attempt=1, emit=emit,
-                   should_stop=lambda: False)  # fmt: skip
+    records = records_of(tiny_case(model, dtype=dtype), tmp_path)
     for name in ("bcg", "graph"):
         record, proof = records[name], records[name].engagement
         assert (record.status, record.backend, record.fidelity[0].exact) == ("OK", "cuda", True), record.reasons

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bcgbench import bench, models
+from bcgbench import models
 from bcgbench.cases import make_case
-from bcgbench.types import Record
 from tests.models import foreign
+from tests.running import records_of
 
 pytestmark = pytest.mark.gpu
 
@@ -21,13 +21,7 @@ def test_foreign_families_replay_bit_exactly(family: str, weights: str, tmp_path
         foreign.drop_weights(folder)
     size = "64x64x5" if family == "wan" else "64x64"
     case = make_case(str(folder), facts=models.facts, resolution=size, steps=2, rounds=2, weights=weights)
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
-    bench.run_case(case, run_id="test", run_path=tmp_path, attempt=1, emit=emit, should_stop=lambda: False)
+    records = records_of(case, tmp_path)
     for name in ("bcg", "graph"):
         record, proof = records[name], records[name].engagement
         assert (record.status, record.backend, record.fidelity[0].exact) == ("OK", "cuda", True), record.reasons

@@ -5,12 +5,14 @@ A new model is covered by its row in `MODELS`.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bcgbench import bench, models
 from bcgbench.types import Case, Record, Sample
 from bcgbench.verdict import compare, exit_code
+from tests.running import records_of
 
 PROMPTS = (
     "A small red cube on a white table",
@@ -35,17 +37,9 @@ def tiny_case(model: str, **changes: object) -> Case:
 
 def run(case: Case, folder: Path) -> tuple[dict[str, Record], list[Sample]]:
     """Records by runner, and the samples as they came."""
-    records: dict[str, Record] = {}
-    samples: list[Sample] = []
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-        elif isinstance(event, Sample):
-            samples.append(event)
-
-    bench.run_case(case, run_id="test", run_path=folder, attempt=1, emit=emit, should_stop=lambda: False)
-    return records, samples
+    events: list[Any] = []
+    records = records_of(case, folder, events=events)
+    return records, [event for event in events if isinstance(event, Sample)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,15 +10,15 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 
-from bcgbench import bench
 from bcgbench.arms import Binder
 from bcgbench.engine.signature import sign
 from bcgbench.errors import UsageError
 from bcgbench.models import adapter, base, media
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.models.weights import Builder
-from bcgbench.types import Case, Record
+from bcgbench.types import Case
 from tests.factories import case
+from tests.running import records_of
 
 MODEL = "tiny/glm-image"
 GLM = adapter(MODEL)
@@ -219,14 +219,8 @@ def test_random_weights_sample_with_the_real_class_at_reduced_size(synthetic: ba
 # ------------------------------------------------------------------------------------------------------- a whole case
 def test_quoted_prompts_have_graphs_of_their_own(tmp_path: Path):
     """Three glyph lengths are three graphs, captured before the first request and exact."""
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
     quick = tiny_case(prompts=(PLAIN, QUOTED, TWICE), runners=("eager", "bcg"), rounds=1, profile=False)
-    bench.run_case(quick, run_id="test", run_path=tmp_path, attempt=1, emit=emit, should_stop=lambda: False)
+    records = records_of(quick, tmp_path)
     proof = records["bcg"].engagement
     assert records["bcg"].status == "OK"
     assert len(proof.signatures) == 3

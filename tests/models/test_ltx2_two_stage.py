@@ -22,6 +22,7 @@ from bcgbench.models.ltx2_two_stage import FIRST_SIGMAS, HUB_ID, LTX2_TWO_STAGE,
 from bcgbench.models.weights import count_parameters, lay_out
 from bcgbench.runners import RUNNERS
 from bcgbench.types import Case, Record
+from tests.running import records_of
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +48,7 @@ def traced(session: base.Session) -> Tracer:
 
 def run(folder: Path) -> dict[str, Record]:
     """Records by runner of a whole case."""
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
-    bench.run_case(case(), run_id="test", run_path=folder, attempt=1, emit=emit, should_stop=lambda: False)
-    return records
+    return records_of(case(), folder)
 
 
 def test_the_noise_levels_are_the_published_ones():

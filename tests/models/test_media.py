@@ -15,8 +15,9 @@ from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.errors import BcgbenchError
 from bcgbench.models import adapter, base, media
 from bcgbench.models.media import Media, Sound
-from bcgbench.types import Case, Fidelity, Record
+from bcgbench.types import Case, Fidelity
 from bcgbench.verdict import compare
+from tests.running import records_of
 
 
 def sound(*, change: float = 0.0, samples: int = 100, rate_hz: int = 24_000) -> Sound:
@@ -133,13 +134,7 @@ def test_a_wrong_sound_makes_the_verdict_differ(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench.CaseBench, "_image", wrong)
     case = Case(model="tiny/ltx-2", width_px=32, height_px=32, frames=5, steps=2, prompts=("a", "b"), device="cpu",
                 dtype="float32", rounds=1, profile=False, runners=("eager", "bcg"))  # fmt: skip
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
-    bench.run_case(case, run_id="test", run_path=tmp_path, attempt=1, emit=emit, should_stop=lambda: False)
+    records = records_of(case, tmp_path)
     verdict = compare(records["eager"], records["bcg"])
     assert (verdict.exact, verdict.exit_code) == (False, 3)
     assert "SNR" in verdict.fidelity

@@ -15,12 +15,13 @@ from diffusers import LongCatImagePipeline
 from diffusers.utils.torch_utils import randn_tensor
 from safetensors.torch import load_file, save_file
 
-from bcgbench import bench, measure, models
+from bcgbench import measure, models
 from bcgbench.errors import UsageError
 from bcgbench.models import base, draws, loading, prior
 from bcgbench.models.longcat_image import LongCatImage
 from bcgbench.types import Case, Record
 from bcgbench.verdict import compare
+from tests.running import records_of
 
 PROMPTS = ("A small red cube", "A sign that says 'HELLO WORLD' on a white table")
 TINY = [name for name in models.MODELS if models.facts(name).tiny]
@@ -38,15 +39,8 @@ def tiny_case(model: str = "tiny/glm-image", **changes: Any) -> Case:
 
 def run(case: Case, folder: Path) -> dict[str, Record]:
     """Records by runner, of a run of its own."""
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
     folder.mkdir(parents=True, exist_ok=True)
-    bench.run_case(case, run_id=folder.name, run_path=folder, attempt=1, emit=emit, should_stop=lambda: False)
-    return records
+    return records_of(case, folder, run_id=folder.name)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bcgbench import bench
 from bcgbench.models import base
-from bcgbench.types import Record
 from tests.models.test_contract import tiny_case
+from tests.running import records_of
 
 LENGTHS = {
     "tiny/qwen-image": (31, 64, 32, 63, 33),
@@ -32,14 +31,8 @@ def test_every_length_around_a_bucket_replays_exactly(model: str, tmp_path: Path
     plain = tiny_case(model, rounds=1)
     session = base.load(plain)
     prompts = tuple(prompt_of(tokens, session) for tokens in LENGTHS[model])
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
     case = replace(plain, prompts=prompts, runners=("eager", "bcg"))
-    bench.run_case(case, run_id="test", run_path=tmp_path, attempt=1, emit=emit, should_stop=lambda: False)
+    records = records_of(case, tmp_path)
     record = records["bcg"]
     proof = record.engagement
     assert record.token_counts == LENGTHS[model]

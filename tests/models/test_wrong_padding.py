@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from bcgbench import bench, models
+from bcgbench import models
 from bcgbench.models.base import Adapter, Arguments
 from bcgbench.models.padding import pad_to
-from bcgbench.types import Record
 from bcgbench.verdict import compare
 from tests.models.test_contract import tiny_case
+from tests.running import records_of
 
 Wrong = Callable[[Arguments], Arguments]
 PROMPTS = ("A small red cube on a white table", 'A glass observatory at sunrise with a sign "OPEN"')
@@ -97,14 +97,8 @@ def test_padding_outside_the_policy_is_caught(model: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(kind, "pad", pad)
     monkeypatch.setattr(kind, "variants", Adapter.variants)
-    records: dict[str, Record] = {}
-
-    def emit(event: object) -> None:
-        if isinstance(event, Record):
-            records[event.runner] = event
-
     case = replace(tiny_case(model, prompts=PROMPTS, rounds=1), runners=("eager", "eager-padded"))
-    bench.run_case(case, run_id="test", run_path=tmp_path, attempt=1, emit=emit, should_stop=lambda: False)
+    records = records_of(case, tmp_path)
     found = compare(records["eager"], records["eager-padded"])
     assert "padding-over-limit" in {reason.code for reason in found.reasons}, records["eager-padded"].reasons
     assert found.exit_code == 3
