@@ -10,6 +10,7 @@ from torch import nn
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.capture import Forward, capture
+from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
@@ -41,14 +42,19 @@ class GraphedForward:
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
         self.backend: Backend | None = None if policy is None else backend_for(device)
+        self.device = device
         self._forward = forward
-        self._device = device
         self._policy = policy
         self._module = module
 
+    @property
+    def auto(self) -> bool:
+        """Whether breaks are found while capturing."""
+        return self._policy is not None and self._policy.auto
+
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return sign(arguments, ambient=ambient(self._module, self._device))
+        return sign(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this signature unless it is held; None for an eager arm. Raises `CaptureError`."""
@@ -60,11 +66,11 @@ class GraphedForward:
         held = self.cache.find(call.signature)
         if held is not None:
             return held
-        before = _reserved_bytes(self._device)
+        before = _reserved_bytes(self.device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps)  # fmt: skip
         self.prepare_forwards += graph.forwards
-        grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
+        grown = _reserved_bytes(self.device) - before  # before an eviction gives memory back
         self._check_pool()
         self.growth_bytes.append(grown)
         self.cache.add(graph)
@@ -100,6 +106,16 @@ class GraphedForward:
         """An eager call of a graphed arm; the caller has counted the reason."""
         self.fallbacks += 1
         return self._forward(arguments)
+
+    def recapture(
+        self, arguments: dict[str, Any], *, backend: Backend, watch: Watch | None = None
+    ) -> tuple[SegmentedGraph, Call]:
+        """Capture this call once more, apart from the cache and into `backend`; for finding a difference."""
+        assert self._policy is not None
+        call = self.sign(arguments)
+        graph = capture(self._forward, call, backend=backend, policy=self._policy, module=self._module,
+                        step_limit=self.cache.limits.steps, watch=watch)  # fmt: skip
+        return graph, call
 
     def _check_pool(self) -> None:
         limit = self.cache.limits.pool_bytes
