@@ -121,7 +121,8 @@ def _module(found: ModuleFinding, *, a: str, b: str) -> Iterator[str]:
     if found.note:
         yield f"            {found.note}"
         return
-    yield f"            its inputs are alike; the first output that differs is that of {found.seen_at}"
+    given = f"its input {', '.join(found.inputs)} differs already" if found.inputs else "its inputs are alike"
+    yield f"            {given}; the first output that differs is that of {found.seen_at}"
     yield f"  operation {found.operation or 'not known'}"
     if found.contrast is not None:
         yield from _contrast(found.contrast, a=a, b=b)

@@ -21,7 +21,8 @@ from bcgbench import measure
 from bcgbench.answers import CallTally
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.divergence_align import Aligned, Contrast, alignments, contrast, differs, limit, share
-from bcgbench.divergence_modules import Bisection, ModuleFinding, Side
+from bcgbench.divergence_modules import Bisection, ModuleFinding
+from bcgbench.divergence_watch import Side
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.walk import Fault, backend_apart, first_fault

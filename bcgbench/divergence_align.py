@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ from bcgbench.verdict import DEFAULTS
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Rows of an argument as the pipeline gave it, and after padding."""
+    """Rows of an argument as the pipeline gave it, one number for each tensor of a list, and after padding."""
 
-    native: int
+    native: tuple[int, ...]
     padded: int
 
 
@@ -36,7 +36,7 @@ class Aligned:
     """Equal shapes, to be compared element by element."""
 
     rows: str
-    """Which rows of the native tensor these are."""
+    """Which rows of both tensors these are."""
     a: Tensor
     b: Tensor
 
@@ -57,12 +57,17 @@ class Contrast:
 
 
 def growths(native: Arguments, padded: Arguments) -> tuple[Growth, ...]:
-    """How far each argument was extended, each pair of lengths once."""
+    """How far each argument was extended, alike ones once."""
     found: dict[Growth, None] = {}
-    for name in native.keys() & padded.keys():
-        for a, b in zip(trees.tensors(native[name]), trees.tensors(padded[name]), strict=False):
+    for name in sorted(native.keys() & padded.keys()):
+        before, after = trees.tensors(native[name]), trees.tensors(padded[name])
+        lengths: dict[int, list[int]] = {}
+        for a, b in zip(before, after, strict=False):
             if a.dim() == b.dim():
-                found |= {Growth(*sizes): None for sizes in zip(a.shape, b.shape, strict=True) if sizes[0] < sizes[1]}
+                for short, long in zip(a.shape, b.shape, strict=True):
+                    if short < long:
+                        lengths.setdefault(long, []).append(short)
+        found |= {Growth(tuple(shorts), long): None for long, shorts in lengths.items()}
     return tuple(found)
 
 
@@ -77,30 +82,51 @@ def alignments(a: Tensor, b: Tensor, known: tuple[Growth, ...]) -> list[Aligned]
         return []
     dim = dims[0]
     short, long = sorted((a.shape[dim], b.shape[dim]))
-    found = {rows: None for growth in known for rows in _layouts(growth, short=short, long=long)} or {
-        ((0, short),): None
-    }
-    return [_cut(a, b, dim=dim, parts=parts) for parts in found]
+    found = {parts: None for growth in known for parts in _layouts(growth, short=short, long=long)}
+    return [_cut(a, b, dim=dim, parts=parts) for parts in found or {(Part(0, 0, short),): None}]
 
 
-def _layouts(growth: Growth, *, short: int, long: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Rows of the shorter tensor that both have, as (start, stop) from the front, and from the end if negative."""
-    inner = growth.padded - (long - short)  # rows that the prompt takes in the shorter one: some models round it up
-    if not growth.native <= inner <= short:
-        return
-    yield ((0, short - inner + growth.native),)
-    if inner < short:
-        yield ((0, growth.native), (inner - short, 0))
+class Part(NamedTuple):
+    """Neighbouring rows that both tensors have."""
+
+    short: int
+    """Where they begin in the shorter tensor."""
+    long: int
+    """Where they begin in the longer one."""
+    rows: int
 
 
-def _cut(a: Tensor, b: Tensor, *, dim: int, parts: tuple[tuple[int, int], ...]) -> Aligned:
-    def of(tensor: Tensor) -> Tensor:
-        size = tensor.shape[dim]
-        spans = [(start % size if start < 0 else start, stop or size) for start, stop in parts]
-        return torch.cat([tensor.narrow(dim, start, stop - start) for start, stop in spans], dim=dim)
+def _layouts(growth: Growth, *, short: int, long: int) -> Iterator[tuple[Part, ...]]:
+    """The rows that both tensors have, by where the prompts may lie in them.
 
-    text = " and ".join(f"first {stop}" if stop else f"last {-start}" for start, stop in parts)
-    return Aligned(f"{text} of dimension {dim} ({a.shape[dim]} against {b.shape[dim]})", of(a), of(b))
+    `inner` are the rows that a prompt takes in the shorter one: some models round it up.
+    """
+    native, gap = min(growth.native), long - short
+    for prompts in (growth.native, (native,) * (gap // (growth.padded - native))):  # one after the other
+        inner = growth.padded - gap // max(len(prompts), 1)
+        if len(prompts) > 1 and inner * len(prompts) == short and inner >= max(prompts):
+            yield tuple(Part(i * inner, i * growth.padded, rows) for i, rows in enumerate(prompts))
+            return
+    inner = growth.padded - gap
+    if native <= inner <= short:
+        yield (Part(0, 0, short - inner + native),)
+        if inner < short:
+            yield Part(0, 0, native), Part(inner, growth.padded, short - inner)
+
+
+def _cut(a: Tensor, b: Tensor, *, dim: int, parts: tuple[Part, ...]) -> Aligned:
+    of_a, of_b = [(p.short, p.rows) for p in parts], [(p.long, p.rows) for p in parts]
+    if a.shape[dim] > b.shape[dim]:
+        of_a, of_b = of_b, of_a
+
+    def of(tensor: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+        return torch.cat([tensor.narrow(dim, start, rows) for start, rows in spans], dim=dim)
+
+    def text(tensor: Tensor, spans: list[tuple[int, int]]) -> str:
+        return f"{', '.join(f'{start}..{start + rows - 1}' for start, rows in spans)} of {tensor.shape[dim]}"
+
+    rows = f"{text(a, of_a)} in dimension {dim}, of the other {text(b, of_b)}"
+    return Aligned(rows, of(a, of_a), of(b, of_b))
 
 
 def limit(dtype: torch.dtype) -> float:

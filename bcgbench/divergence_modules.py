@@ -1,148 +1,24 @@
 """One transformer call under two arms: the first module whose output differs, and the operation in it.
 
-Bounded memory: a first pass over each arm keeps digests only, later ones the outputs of a few modules that differ. An
-eager arm is watched by hooks. A graph's modules give outputs only while it is captured, so the call is captured again.
+Memory is bounded: a first pass over each arm keeps digests only, later ones the outputs of a few modules that differ.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from bcgbench import fidelity
-from bcgbench.arms import Arm, Hook, Traced
-from bcgbench.binding import Arguments
 from bcgbench.divergence_align import Aligned, Contrast, Growth, alignments, contrast, differs, growths
-from bcgbench.engine import trees
-from bcgbench.engine.diagnose import Watch, digest
-from bcgbench.engine.graph import SegmentedGraph
-from bcgbench.engine.walk import backend_apart
-from bcgbench.models.padding import OutsidePolicy
+from bcgbench.divergence_watch import Event, Side, inputs_of, keep, operations_of
+from bcgbench.engine.diagnose import digest
 
 WINDOW_BYTES = 256 << 20
 """Module outputs of arm a kept on the host at once while looking for a difference above rounding."""
-OPERATION_BYTES = 1 << 30
-"""Results kept at most to name an operation, on a CPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A submodule is called, or has returned."""
-
-    path: str
-    entry: int | None
-    """Position of its return among all returns; None when it is called."""
-    tensors: dict[str, Tensor]
-
-
-See = Callable[[Event], None]
-
-
-class Probe(Watch):
-    """Hands what submodules get and give to `see`, at once or, in a capture, when the segment has run."""
-
-    def __init__(self, see: See, *, entered: Iterable[str] = (), deferred: bool = False, copied: bool = False) -> None:
-        super().__init__()
-        self._see, self._entered, self._deferred, self._copied = see, set(entered), deferred, copied
-        self._events: list[Event] = []
-        self._count = 0
-
-    @contextlib.contextmanager
-    def hooked(self, module: nn.Module) -> Iterator[None]:
-        """Watch the module's submodules until the block ends; begins to count anew."""
-        self._events.clear()
-        self._count = 0
-        handles: list[Any] = []
-        for path, child in module.named_modules():
-            if path in self._entered and path:
-                handles.append(child.register_forward_pre_hook(self._on_call(path), with_kwargs=True))
-            if path:
-                handles.append(child.register_forward_hook(self._on_return(path)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def settle(self) -> None:
-        """Hand on what waited for its data."""
-        events, self._events = self._events, []
-        for event in events:
-            self._see(event)
-
-    def _on_call(self, path: str) -> Callable[..., None]:
-        def called(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._note(path, None, {**dict(enumerate(args)), **kwargs})
-
-        return called
-
-    def _on_return(self, path: str) -> Callable[..., None]:
-        def returned(_module: nn.Module, _args: Any, output: Any) -> None:
-            self._count += 1
-            self._note(path, self._count - 1, output)
-
-        return returned
-
-    def _note(self, path: str, entry: int | None, tree: Any) -> None:
-        # below torch functions: nothing of this is a call of the model, which a capture would count
-        with torch._C.DisableTorchFunction():
-            leaves, spec = trees.flatten(tree)
-            named = {
-                name: leaf for name, leaf in zip(trees.paths(spec), leaves, strict=True) if isinstance(leaf, Tensor)
-            }
-            if self._copied:  # a later operation of the segment may write to it
-                named = {name: tensor.clone() for name, tensor in named.items()}
-            self._events.append(Event(path, entry, named))
-            if not self._deferred:
-                self.settle()
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One arm on one traced call."""
-
-    arm: Arm
-    traced: Traced
-
-    @property
-    def hook(self) -> Hook:
-        """The hook of the denoiser that was called."""
-        return self.arm.hooks[self.traced.module]
-
-    @property
-    def arguments(self) -> Arguments:
-        """What the forward gets: native where the length policy has no shape."""
-        try:
-            return self.hook.pad(self.traced.arguments)
-        except OutsidePolicy:
-            return self.traced.arguments
-
-    @property
-    def graph(self) -> SegmentedGraph | None:
-        """The graph that serves this call; None where it runs eagerly."""
-        graphed = self.hook.graphed
-        return graphed.cache.find(graphed.sign(self.arguments).signature)
-
-    def observe(self, see: See, *, entered: Iterable[str] = ()) -> None:
-        """Run the call as the arm does, watched."""
-        if self.graph is None:
-            self.eagerly(see, entered=entered)
-            return
-        module, graphed = self.hook.module, self.hook.graphed
-        probe = Probe(see, entered=entered, deferred=True, copied=not graphed.auto)
-        backend = backend_apart(next(iter(trees.tensors(self.arguments))).device, module)
-        graphed.recapture(self.arguments, backend=backend, watch=probe)
-
-    def eagerly(self, see: See, *, entered: Iterable[str] = ()) -> Any:
-        """Run the call eagerly on the arm's arguments, watched."""
-        with Probe(see, entered=entered).hooked(self.hook.module):
-            return self.hook.graphed.fall_back(self.arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +26,16 @@ class ModuleFinding:
     """Where two arms differ first inside a call."""
 
     module: str
-    """Path of the innermost module whose inputs do not differ and whose work gives the difference; "" the whole."""
+    """Path of the innermost module around the difference whose first input is alike; "" the outermost forward."""
     kind: str
     """Its class."""
     seen_at: str
     """Path of the first module, in execution order, whose output differs: `module` itself or a part of it."""
     operation: str | None
-    """ATen operation of the first difference; None on a GPU, and where the arms do not run the same operations."""
+    """ATen operation of the first difference; None on a GPU, where `inputs` bring it in, and where the arms do not run
+    the same operations."""
+    inputs: tuple[str, ...]
+    """Further inputs of `module` that differ already, such as a mask or positions."""
     contrast: Contrast | None
     """None where the arms run different modules."""
     floor: float | None
@@ -201,13 +80,13 @@ class Bisection:
             return self._finding(found)
         if odd is not None:
             return ModuleFinding(module="", kind=type(self._a.hook.module).__name__, seen_at="", operation=None,
-                                 contrast=None, floor=None, note=odd)  # fmt: skip
+                                 inputs=(), contrast=None, floor=None, note=odd)  # fmt: skip
         return None
 
     def _search(self, candidates: list[tuple[int, int]]) -> _Found | None:
         """The first candidate that differs, a window of outputs at a time."""
         for window in _windows(candidates, at_once=None if self._rounding else 1):
-            kept = _keep(self._a, window)
+            kept = keep(self._a, window)
             found: list[_Found] = []
 
             def look(event: Event, kept: dict[int, Event] = kept, found: list[_Found] = found) -> None:
@@ -230,41 +109,47 @@ class Bisection:
         return differs(alignments(a, b, self._growths), rounding=self._rounding)
 
     def _finding(self, found: _Found) -> ModuleFinding:
-        owner = self._owner(found)
+        owner, inputs = self._owner(found)
         root = self._a.hook.module
         name = found.path if found.name == "value" else f"{found.path} output {found.name}"
         return ModuleFinding(
             module=owner,
             kind=type(root.get_submodule(owner)).__name__,
             seen_at=found.path,
-            operation=self._operation(found, owner),
+            operation=None if inputs else self._operation(found, owner),
+            inputs=inputs,
             contrast=contrast(found.pair, name=name, rounding=self._rounding),
             floor=self._floor(found),
         )
 
-    def _owner(self, found: _Found) -> str:
-        """The innermost module around the difference whose own inputs are alike."""
+    def _owner(self, found: _Found) -> tuple[str, tuple[str, ...]]:
+        """The innermost module around the difference whose first input is alike, and those of its inputs that are not.
+
+        All earlier modules gave the same, so what differs was made between them, or is an argument of the call.
+        """
         parts = found.path.split(".")
         chain = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-        given_a, given_b = (_inputs(side, chain, until=found.entry) for side in (self._a, self._b))
+        given_a, given_b = (inputs_of(side, chain, until=found.entry) for side in (self._a, self._b))
         for path in chain:
             if path not in given_a or path not in given_b:  # a container such as a ModuleList is never called
                 continue
             a, b = given_a[path], given_b[path]
-            if not any(self._differs(a[name], b[name]) for name in a.keys() & b.keys()):
-                return path
-        return ""
+            shared = [name for name in a if name in b]
+            unlike = tuple(name for name in shared if self._differs(a[name], b[name]))
+            if shared[:1] != list(unlike[:1]):
+                return path, unlike
+        return "", ()
 
     def _floor(self, found: _Found) -> float:
         """Largest difference of that output between two eager runs of arm a."""
-        again = _keep(self._a, {found.entry}, eagerly=True)[found.entry].tensors[found.name]
+        again = keep(self._a, {found.entry}, eagerly=True)[found.entry].tensors[found.name]
         a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (found.whole, again))
         return fidelity.compare(a, b, name=found.path).max_abs
 
     def _operation(self, found: _Found, owner: str) -> str | None:
-        if found.whole.is_meta or self._a.hook.graphed.device.type != "cpu":
+        if self._a.hook.graphed.device.type != "cpu":  # each result is kept
             return None
-        logs = [_operations(side, owner, until=found.entry) for side in (self._a, self._b)]
+        logs = [operations_of(side, owner, until=found.entry) for side in (self._a, self._b)]
         for (name, a), (other, b) in zip(*logs, strict=False):
             if name != other or len(a) != len(b):
                 return None
@@ -297,71 +182,3 @@ def _windows(candidates: list[tuple[int, int]], *, at_once: int | None) -> Itera
         size += nbytes
     if window:
         yield window
-
-
-def _on_host(event: Event) -> Event:
-    return Event(event.path, event.entry, {name: t.to("cpu", copy=True) for name, t in event.tensors.items()})
-
-
-def _keep(side: Side, wanted: set[int], *, eagerly: bool = False) -> dict[int, Event]:
-    """The outputs of some entries, on the host."""
-    kept: dict[int, Event] = {}
-
-    def see(event: Event) -> None:
-        if event.entry in wanted:
-            kept[event.entry] = _on_host(event)
-
-    (side.eagerly if eagerly else side.observe)(see)
-    return kept
-
-
-def _inputs(side: Side, paths: list[str], *, until: int) -> dict[str, dict[str, Tensor]]:
-    """What each of these modules was given last before entry `until` returned, on the host."""
-    given: dict[str, dict[str, Tensor]] = {}
-    over: list[bool] = []
-
-    def see(event: Event) -> None:
-        if event.entry is None and not over:
-            given[event.path] = _on_host(event).tensors
-        elif event.entry == until:
-            over.append(True)
-
-    side.observe(see, entered=paths)
-    return given
-
-
-class _Log(TorchDispatchMode):
-    """Results of each ATen operation while `active`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.results: list[tuple[str, list[Tensor]]] = []
-        self.active = False
-        self._left = OPERATION_BYTES
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if self.active and self._left > 0:
-            kept = [tensor.clone() for tensor in trees.tensors(out)]
-            self._left -= sum(tensor.nbytes for tensor in kept)
-            self.results.append((func._schema.name, kept))
-        return out
-
-
-def _operations(side: Side, owner: str, *, until: int) -> list[tuple[str, list[Tensor]]]:
-    """The operations of `owner`'s last call before entry `until` returned, of an eager run."""
-    log = _Log()
-    log.active = not owner
-    over: list[bool] = []
-
-    def see(event: Event) -> None:
-        if event.entry == until:
-            over.append(True)
-            log.active = False
-        elif event.entry is None and not over:
-            log.results.clear()
-            log.active = True
-
-    with log:
-        side.eagerly(see, entered=[owner])
-    return log.results
