@@ -102,11 +102,11 @@ def _layouts(growth: Growth, *, short: int, long: int) -> Iterator[tuple[Part, .
     `inner` are the rows that a prompt takes in the shorter one: some models round it up.
     """
     native, gap = min(growth.native), long - short
-    for prompts in (growth.native, (native,) * (gap // (growth.padded - native))):  # one after the other
-        inner = growth.padded - gap // max(len(prompts), 1)
-        if len(prompts) > 1 and inner * len(prompts) == short and inner >= max(prompts):
-            yield tuple(Part(i * inner, i * growth.padded, rows) for i, rows in enumerate(prompts))
-            return
+    count = long // growth.padded
+    if count > 1 and long == count * growth.padded and short % count == 0:  # prompts one after the other
+        rows = growth.native if len(growth.native) == count else (native,) * count
+        if max(rows) <= short // count:
+            yield tuple(Part(i * (short // count), i * growth.padded, each) for i, each in enumerate(rows))
     inner = growth.padded - gap
     if native <= inner <= short:
         yield (Part(0, 0, short - inner + native),)

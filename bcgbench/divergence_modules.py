@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ class ModuleFinding:
     seen_at: str
     """Path of the first module, in execution order, whose output differs: `module` itself or a part of it."""
     operation: str | None
-    """ATen operation of the first difference; None on a GPU, where `inputs` bring it in, and where the arms do not run
-    the same operations."""
+    """ATen operation of the first difference, or the first that one arm alone runs; None on a GPU, and where `inputs`
+    bring it in."""
     inputs: tuple[str, ...]
     """Further inputs of `module` that differ already, such as a mask or positions."""
     contrast: Contrast | None
@@ -150,9 +151,9 @@ class Bisection:
         if self._a.hook.graphed.device.type != "cpu":  # each result is kept
             return None
         logs = [operations_of(side, owner, until=found.entry) for side in (self._a, self._b)]
-        for (name, a), (other, b) in zip(*logs, strict=False):
+        for (name, a), (other, b) in zip_longest(*logs, fillvalue=("nothing", [])):
             if name != other or len(a) != len(b):
-                return None
+                return f"{other} where arm a runs {name}"
             if any(self._differs(x, y) for x, y in zip(a, b, strict=True)):
                 return str(name)
         return None

@@ -57,7 +57,7 @@ class PlacedSegment(TapeSegment):
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         super().record(func, args, kwargs, out)
         if len(self._operations) > len(self.where):
-            self.where.append(diagnose.call_site(self._module))
+            self.where.append(diagnose.operation_site(self._module))
 
 
 class PlacedTape(TapeBackend):
