@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -150,13 +150,20 @@ class Bisection:
     def _operation(self, found: _Found, owner: str) -> str | None:
         if self._a.hook.graphed.device.type != "cpu":  # each result is kept
             return None
-        logs = [operations_of(side, owner, until=found.entry) for side in (self._a, self._b)]
-        for (name, a), (other, b) in zip_longest(*logs, fillvalue=("nothing", [])):
-            if name != other or len(a) != len(b):
-                return f"{other} where arm a runs {name}"
-            if any(self._differs(x, y) for x, y in zip(a, b, strict=True)):
-                return str(name)
-        return None
+        log_a, log_b = (operations_of(side, owner, until=found.entry) for side in (self._a, self._b))
+        names_a, names_b = [name for name, _ in log_a], [name for name, _ in log_b]
+        alone: str | None = None
+        # padding brings operations of its own, such as those that make a mask
+        for kind, start_a, stop_a, start_b, stop_b in SequenceMatcher(
+            a=names_a, b=names_b, autojunk=False
+        ).get_opcodes():
+            if kind != "equal":
+                alone = alone or f"{(names_a[start_a:stop_a] + names_b[start_b:stop_b])[0]}, run by one arm alone"
+                continue
+            for (name, a), (_, b) in zip(log_a[start_a:stop_a], log_b[start_b:stop_b], strict=True):
+                if any(self._differs(x, y) for x, y in zip(a, b, strict=False)):
+                    return name
+        return alone
 
 
 def _digests(side: Side) -> dict[int, tuple[str, tuple[Any, ...], int]]:
