@@ -126,6 +126,8 @@ def _module(found: ModuleFinding, *, a: str, b: str) -> Iterator[str]:
     yield f"  operation {found.operation or 'not known'}"
     if found.contrast is not None:
         yield from _contrast(found.contrast, a=a, b=b)
+    if found.uncompared:
+        yield f"            not compared, unlike in more than rows: {', '.join(found.uncompared)}"
     if found.floor is not None:
         yield f"            floor there: {found.floor:.3g} between two eager runs"
 

@@ -204,8 +204,8 @@ class _Search:
         tally = CallTally()
         for index, traced in enumerate(calls):
             output = self._b.call(traced)
+            tally.add(traced.output, output)  # raises where the outputs cannot be compared
             pair = self._compare(traced.output, output)
-            tally.add(traced.output, output)
             if pair is not None and found is None:
                 found = index, pair, trees.clone(output)
         return tally.exact, found

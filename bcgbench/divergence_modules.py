@@ -41,6 +41,8 @@ class ModuleFinding:
     """None where the arms run different modules."""
     floor: float | None
     """Largest difference there between two eager runs of arm a."""
+    uncompared: tuple[str, ...] = ()
+    """Earlier modules whose outputs could not be compared: other dtypes, or shapes unlike in more than one dimension."""
     note: str = ""
 
 
@@ -60,6 +62,7 @@ class Bisection:
 
     def __init__(self, a: Side, b: Side, *, rounding: bool) -> None:
         self._a, self._b, self._rounding = a, b, rounding
+        self._uncompared: dict[str, None] = {}
         self._growths: tuple[Growth, ...] = growths(a.traced.arguments, a.arguments) or growths(
             b.traced.arguments, b.arguments
         )
@@ -100,7 +103,11 @@ class Bisection:
         return None
 
     def _unlike(self, a: Event, b: Event) -> Iterator[_Found]:
-        for name in a.tensors.keys() & b.tensors.keys():
+        if a.tensors.keys() != b.tensors.keys():
+            self._uncompared[a.path] = None
+        for name in (name for name in a.tensors if name in b.tensors):
+            if not alignments(a.tensors[name], b.tensors[name], self._growths):
+                self._uncompared[a.path] = None
             pair = self._differs(a.tensors[name], b.tensors[name].cpu())
             if pair is not None and a.entry is not None:
                 kept = Aligned(pair.rows, pair.a.clone(), pair.b.clone())
@@ -121,6 +128,7 @@ class Bisection:
             inputs=inputs,
             contrast=contrast(found.pair, name=name, rounding=self._rounding),
             floor=self._floor(found),
+            uncompared=tuple(self._uncompared),
         )
 
     def _owner(self, found: _Found) -> tuple[str, tuple[str, ...]]:
@@ -154,9 +162,8 @@ class Bisection:
         names_a, names_b = [name for name, _ in log_a], [name for name, _ in log_b]
         alone: str | None = None
         # padding brings operations of its own, such as those that make a mask
-        for kind, start_a, stop_a, start_b, stop_b in SequenceMatcher(
-            a=names_a, b=names_b, autojunk=False
-        ).get_opcodes():
+        matched = SequenceMatcher(a=names_a, b=names_b, autojunk=False).get_opcodes()
+        for kind, start_a, stop_a, start_b, stop_b in matched:
             if kind != "equal":
                 alone = alone or f"{(names_a[start_a:stop_a] + names_b[start_b:stop_b])[0]}, run by one arm alone"
                 continue

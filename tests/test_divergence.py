@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from bcgbench import cli, divergence, models
+from bcgbench import cli, divergence, divergence_modules, models
 from bcgbench.divergence import CaseDivergence, diverge
 from bcgbench.divergence_align import Growth, alignments, contrast, differs, growths
 from bcgbench.engine import graph
@@ -69,10 +70,13 @@ def test_right_padding_is_rounding(arms: tuple[str, str], loaded: base.Session):
     assert 0 < (result.rounding_seen or 0) < 1e-5
 
 
-@pytest.mark.parametrize("model", ["tiny/z-image", "tiny/ltx-2-two-stage"])
-def test_other_unbroken_models_do_not_diverge(model: str):
-    """Captions in lists; two denoise loops."""
-    assert not diverge(tiny_case(model), arms=("eager", "bcg")).diverged
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("tiny/z-image", {}), ("tiny/ltx-2-two-stage", {}), ("tiny/qwen-image", {"break_policy": "auto"})],
+)
+def test_other_unbroken_models_do_not_diverge(model: str, changes: dict[str, str]):
+    """Captions in lists; two denoise loops; breaks found while capturing."""
+    assert not diverge(tiny_case(model, **changes), arms=("eager", "bcg")).diverged
 
 
 # --- a module -------------------------------------------------------------------------------------------------------
@@ -105,6 +109,28 @@ def test_a_block_that_is_off_is_named_with_its_values(loaded: base.Session, off_
         assert result.module.contrast is not None
         assert result.module.contrast.difference.max_abs == pytest.approx(1e-3, rel=1e-2)
         assert result.replay is None
+
+
+def test_a_capture_is_watched_under_auto_too(
+    loaded: base.Session, off_when_padded: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Watching adds no call to those that auto counts."""
+    auto = replace(loaded, case=replace(loaded.case, break_policy="auto"))
+    monkeypatch.setattr(divergence.base, "load", lambda _case: auto)
+    result = found("eager", "bcg")
+    assert result.module is not None
+    assert result.module.module == BLOCK
+
+
+def test_a_small_window_of_kept_outputs_finds_the_same(
+    loaded: base.Session, off_when_padded: None, monkeypatch: pytest.MonkeyPatch
+):
+    """More passes, less memory: one output at a time is enough."""
+    at_once = found("eager", "eager-padded")
+    monkeypatch.setattr(divergence_modules, "WINDOW_BYTES", 1)
+    one_by_one = found("eager", "eager-padded")
+    assert one_by_one.module == at_once.module
+    assert one_by_one.forwards > at_once.forwards
 
 
 def test_a_forward_that_does_not_repeat_itself_has_a_floor(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):

@@ -92,6 +92,10 @@ def first_fault(fresh: SegmentedGraph, old: SegmentedGraph, leaves: list[Any]) -
         for right_mark, wrong_mark in zip(marks, _replayed(bad, index, where=_place_of(good)), strict=False):
             if (fault := _compare(right_mark, wrong_mark)) is not None:
                 return fault
+    for right, wrong in zip(trees.tensors(fresh.output), trees.tensors(old.output), strict=False):
+        if not bit_equal(right, wrong):
+            what = "what the last segment leaves as output"
+            return Fault(mark=Mark(step=len(old.steps) - 1, what=what, tensors=[]), right=right, wrong=wrong)
     if len(fresh.steps) != len(old.steps):
         what = f"a graph of {len(old.steps)} steps where a new capture has {len(fresh.steps)}"
         return Fault(mark=Mark(step=len(old.steps), what=what, tensors=[]), right=None, wrong=None)
@@ -119,7 +123,7 @@ def _replayed(step: Step, index: int, *, where: list[str]) -> Iterator[Mark]:
     if isinstance(step, Break):
         name = diagnose.function_name(step.function)
         read = trees.tensors((step.args, step.kwargs))
-        yield Mark(step=index, what=f"what break {name} reads", operation=None, where=step.where, tensors=read)
+        yield Mark(step=index, what=f"what break {name} reads from the segment before", operation=None, where=step.where, tensors=read)
         step.replay()
         made = [bridge.place for _, bridge in step.bridges]
         yield Mark(step=index, what=f"what break {name} hands on", operation=name, where=step.where, tensors=made)
