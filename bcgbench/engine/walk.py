@@ -123,7 +123,13 @@ def _replayed(step: Step, index: int, *, where: list[str]) -> Iterator[Mark]:
     if isinstance(step, Break):
         name = diagnose.function_name(step.function)
         read = trees.tensors((step.args, step.kwargs))
-        yield Mark(step=index, what=f"what break {name} reads from the segment before", operation=None, where=step.where, tensors=read)
+        yield Mark(
+            step=index,
+            what=f"what break {name} reads from the segment before",
+            operation=None,
+            where=step.where,
+            tensors=read,
+        )
         step.replay()
         made = [bridge.place for _, bridge in step.bridges]
         yield Mark(step=index, what=f"what break {name} hands on", operation=name, where=step.where, tensors=made)
