@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bcgbench import measure
 from bcgbench.answers import CallTally
-from bcgbench.arms import Arm, Traced, Tracer
+from bcgbench.arms import Arm, Hook, Traced, Tracer
 from bcgbench.divergence_align import Aligned, Contrast, alignments, contrast, differs, limit, share
 from bcgbench.divergence_modules import Bisection, ModuleFinding
 from bcgbench.divergence_watch import Side
@@ -95,12 +95,12 @@ class CaseDivergence:
     module: ModuleFinding | None
     replay: ReplayFinding | None
     fallbacks: tuple[str, ...]
-    """Why calls of a graph arm ran eagerly."""
+    """Why calls had no graph, or no padded shape."""
     time_s: float
     load_s: float
     """Of it spent loading."""
     forwards: int
-    """Forwards of the denoisers, those that a capture takes not counted."""
+    """Forwards of the denoisers, those that captures take included."""
     device_peak_bytes: int | None
     """Most memory allocated on the GPU; None on a CPU."""
     host_peak_bytes: int
@@ -169,7 +169,7 @@ class _Search:
             rounding_limit=limit(self._session.dtype) if self._rounding else None,
             rounding_seen=max(self._seen, default=None), call=call, latents=latents, module=module, replay=replay,
             fallbacks=self._fallbacks(), time_s=time.perf_counter() - start, load_s=self._session.load_s,
-            forwards=self._a.counts.forwards + self._b.counts.forwards,
+            forwards=sum(hook.graphed.calls + hook.graphed.prepare_forwards for hook in self._hooks),
             device_peak_bytes=measure.peak(self._session.device)[0],
             host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )  # fmt: skip
@@ -263,7 +263,7 @@ class _Search:
         right = fresh.replay(call.leaves)
         if _equal(right, output):
             return None
-        eager = side.hook.graphed.fall_back(side.arguments)
+        eager = side.eagerly(lambda _event: None)
         fault = first_fault(fresh, old, call.leaves)
         return ReplayFinding(
             arm=side.arm.runner.name, capture_equals_eager=_equal(right, eager), steps=len(old.steps),
@@ -274,8 +274,12 @@ class _Search:
         )  # fmt: skip
 
     def _fallbacks(self) -> tuple[str, ...]:
-        hooks = [hook for arm in (self._a, self._b) if arm.runner.captured for hook in arm.hooks.values()]
-        return tuple(f"{miss.reason} ({miss.count})" for hook in hooks for miss in hook.graphed.cache.misses.values())
+        misses = [miss for hook in self._hooks for miss in hook.graphed.cache.misses.values()]
+        return tuple(f"{miss.reason} ({miss.count})" for miss in misses)
+
+    @property
+    def _hooks(self) -> list[Hook]:
+        return [hook for arm in (self._a, self._b) for hook in arm.hooks.values()]
 
 
 def _equal(a: Any, b: Any) -> bool:

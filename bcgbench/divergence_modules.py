@@ -42,7 +42,7 @@ class ModuleFinding:
     floor: float | None
     """Largest difference there between two eager runs of arm a."""
     uncompared: tuple[str, ...] = ()
-    """Earlier modules whose outputs could not be compared: other dtypes, or shapes unlike in more than one dimension."""
+    """Earlier modules whose outputs could not be compared: other dtypes, or shapes unlike in several dimensions."""
     note: str = ""
 
 

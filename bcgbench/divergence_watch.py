@@ -137,6 +137,7 @@ class Side:
 
     def eagerly(self, see: See, *, entered: Iterable[str] = ()) -> Any:
         """Run the call eagerly on the arm's arguments, watched."""
+        self.hook.graphed.calls += 1
         with Probe(see, entered=entered).hooked(self.hook.module):
             return self.hook.graphed.fall_back(self.arguments)
 

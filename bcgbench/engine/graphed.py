@@ -115,6 +115,7 @@ class GraphedForward:
         call = self.sign(arguments)
         graph = capture(self._forward, call, backend=backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps, watch=watch)  # fmt: skip
+        self.prepare_forwards += graph.forwards
         return graph, call
 
     def _check_pool(self) -> None:
