@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bcgbench.divergence_align import Contrast
     from bcgbench.divergence_modules import ModuleFinding
 
-DIFFERS = 3
+DIFFERS, NOT_ENGAGED = 3, 4
 Arms = Annotated[
     list[str] | None, typer.Argument(metavar="[A B]", help="Two arms, see `list runners`. Default: eager-padded bcg.")
 ]
@@ -66,6 +66,7 @@ def divergence(
     cases = cli_run.cases_of(selection)
 
     from bcgbench.divergence import diverge
+    from bcgbench.verdict import worst
 
     found = []
     for case in cases:
@@ -74,7 +75,11 @@ def divergence(
             typer.echo("\n".join(lines(found[-1])))
     if as_json:
         typer.echo(json.dumps([to_json(each) | {"diverged": each.diverged} for each in found], indent=2))
-    return DIFFERS if any(each.diverged for each in found) else 0
+    return worst(_code(each) for each in found)
+
+
+def _code(found: CaseDivergence) -> int:
+    return DIFFERS if found.diverged else NOT_ENGAGED if found.fallbacks else 0
 
 
 def lines(found: CaseDivergence) -> Iterator[str]:
@@ -108,6 +113,8 @@ def lines(found: CaseDivergence) -> Iterator[str]:
 
 
 def _verdict(found: CaseDivergence) -> str:
+    if not found.diverged and found.fallbacks:
+        return "INVALID: no divergence was seen, but calls of a graph arm ran eagerly and say nothing about its graph"
     if not found.diverged:
         what = " beyond rounding" if found.rounding_limit is not None and found.calls_equal < found.calls else ""
         return f"no divergence{what}"

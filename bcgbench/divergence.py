@@ -95,7 +95,7 @@ class CaseDivergence:
     module: ModuleFinding | None
     replay: ReplayFinding | None
     fallbacks: tuple[str, ...]
-    """Why calls had no graph, or no padded shape."""
+    """Why calls of a graph arm ran eagerly, and how many."""
     time_s: float
     load_s: float
     """Of it spent loading."""
@@ -274,7 +274,8 @@ class _Search:
         )  # fmt: skip
 
     def _fallbacks(self) -> tuple[str, ...]:
-        misses = [miss for hook in self._hooks for miss in hook.graphed.cache.misses.values()]
+        hooks = [hook for hook in self._hooks if hook.graphed.backend is not None]
+        misses = [miss for hook in hooks for miss in hook.graphed.cache.misses.values()]
         return tuple(f"{miss.reason} ({miss.count})" for miss in misses)
 
     @property

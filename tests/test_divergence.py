@@ -17,6 +17,7 @@ from bcgbench.divergence import CaseDivergence, diverge
 from bcgbench.divergence_align import Growth, alignments, contrast, differs, growths
 from bcgbench.engine import graph
 from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.cache import GraphCache
 from bcgbench.engine.segments import Bridge
 from bcgbench.engine.tape import TapeSegment
 from bcgbench.models import base
@@ -314,6 +315,13 @@ def test_the_command_exits_with_0_where_nothing_differs(loaded: base.Session):
     code, text = command()
     assert (code, "no divergence" in text) == (0, True)
     assert command("eager")[0] == 2
+
+
+def test_calls_without_a_graph_prove_nothing(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
+    """Eager against eager is equal: exit code 4, with the reason."""
+    monkeypatch.setattr(GraphCache, "find", lambda _self, _signature: None)
+    code, text = command()
+    assert (code, "no graph for this signature (16)" in text, "INVALID" in text) == (4, True, True)
 
 
 def test_a_replay_is_shown_beside_its_capture(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
