@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bcgbench.divergence import CaseDivergence, ReplayFinding
     from bcgbench.divergence_align import Contrast
     from bcgbench.divergence_modules import ModuleFinding
+    from bcgbench.types import Case
 
 DIFFERS, NOT_ENGAGED = 3, 4
 Arms = Annotated[
@@ -49,7 +50,6 @@ def divergence(
 ) -> int:
     """Find the first denoise step, transformer call, module and operation where two arms differ."""
     from bcgbench import cli_run
-    from bcgbench.codec import to_json
 
     names = arms or ["eager-padded", "bcg"]
     if len(names) != 2:  # noqa: PLR2004 - a pair
@@ -63,14 +63,18 @@ def divergence(
         suite=suite, only=only, models=model, resolutions=res, runners=names, prompts=prompt, buckets=buckets,
         values=values,
     )  # fmt: skip
-    cases = cli_run.cases_of(selection)
+    return _compared(cli_run.cases_of(selection), (names[0], names[1]), as_json=as_json, quiet=quiet)
 
+
+def _compared(cases: Sequence[Case], arms: tuple[str, str], *, as_json: bool, quiet: bool) -> int:
+    """Compare and show each case as it comes; the exit code of all."""
+    from bcgbench.codec import to_json
     from bcgbench.divergence import diverge
     from bcgbench.verdict import worst
 
     found = []
     for case in cases:
-        found.append(diverge(case, arms=(names[0], names[1]), on_stage=lambda stage: None if quiet else say(stage)))
+        found.append(diverge(case, arms=arms, on_stage=lambda stage: None if quiet else say(stage)))
         if not as_json:
             typer.echo("\n".join(lines(found[-1])))
     if as_json:
