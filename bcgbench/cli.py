@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bcgbench import __version__
+from bcgbench import __version__, cli_divergence
 from bcgbench import cli_options as opt
 from bcgbench.cli_guard import INTERRUPTED, guarded, say
 from bcgbench.cli_options import DEFAULT_RESULTS
@@ -44,6 +44,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: no escape sequences, and rich takes 0.1 s to import
     pretty_exceptions_enable=False,  # its traceback shows local variables, which may hold tokens
 )
+
+
+app.command()(cli_divergence.divergence)
 
 
 def main() -> None:

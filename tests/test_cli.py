@@ -146,6 +146,7 @@ def test_options_are_pinned():
     case += ["--steps", "--suite", "--weights"]
     extra = ["--break", "--buckets", "--debug", "--json", "--prompt", "--quiet", "--results", "--resume", "--seed"]
     extra += ["--source", "--strict", "--timeout", "--prior", "--rewrite-prompts"]
+    unmeasured = {"--no-profile", "--rounds", "--runner", "--results", "--resume", "--strict", "--timeout"}
     assert options == {
         "run": sorted(case + extra),
         "compare": ["--arm", "--debug", "--json", "--results", "--run", "--strict"],
@@ -153,6 +154,7 @@ def test_options_are_pinned():
         "list": ["--debug", "--json", "--results"],
         "plan": sorted([*case, "--debug", "--json"]),
         "doctor": ["--debug", "--json", "--results", "--strict"],
+        "divergence": sorted({*case, *extra} - unmeasured),
     }
 
 

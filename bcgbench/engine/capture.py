@@ -61,14 +61,16 @@ class _Passes:
         return output, constants, plan
 
     def record(
-        self, constants: HostConstants, plan: Plan | None, *, watched: nn.Module | None = None
+        self, constants: HostConstants, plan: Plan | None, *, watch: diagnose.Watch | None = None
     ) -> tuple[Capture, Any]:
-        """The capture and its output. Under `auto` a call that raises enters the plan; the next try breaks there."""
+        """The capture and its output, `watch` noting the modules' outputs. Under `auto` a call that raises enters the
+        plan; the next try breaks there."""
         for _ in range(ATTEMPTS if plan else 1):
             recorder = (Capture(self.backend, constants, module=self.module) if plan is None else
                         AutoCapture(self.backend, constants, module=self.module, plan=plan))  # fmt: skip
+            recorder.watch = watch or recorder.watch
             try:
-                with recorder.watch.hooked(watched) if watched else contextlib.nullcontext():
+                with watch.hooked(self.module) if watch and self.module else contextlib.nullcontext():
                     return recorder, self._record(recorder)
             except CaptureError as error:
                 failed = recorder.failed if isinstance(recorder, AutoCapture) else None
@@ -100,9 +102,12 @@ class _Passes:
 
 
 def capture(
-    forward: Forward, call: Call, *, backend: Backend, policy: BreakPolicy, module: nn.Module | None, step_limit: int
-) -> SegmentedGraph:
+    forward: Forward, call: Call, *, backend: Backend, policy: BreakPolicy, module: nn.Module | None, step_limit: int,
+    watch: diagnose.Watch | None = None,
+) -> SegmentedGraph:  # fmt: skip
     """Capture `forward(arguments)` for the signature of `call`, in three passes: warm, rehearsal, capture.
+
+    `watch` sees what the submodules give in the capturing call.
 
     Raises `CaptureError` if the forward cannot be captured or replays differently; the process is then usable, the
     generator where it was. Raises `ProcessPoisoned` if it is not.
@@ -121,7 +126,7 @@ def capture(
         _check_objects(call)
         expected, constants, plan = passes.rehearse()
         _check_unwritten(before, inputs)
-        recorder, output = passes.record(constants, plan)
+        recorder, output = passes.record(constants, plan, watch=watch)
     _check_limits(recorder, step_limit)
     diagnose.check_same(expected, output, explain=lambda: _first_module(passes))
     graph = SegmentedGraph(call.signature, inputs, recorder.steps, output, list(recorder.held.values()),
@@ -167,5 +172,6 @@ def _first_module(passes: _Passes) -> str:
             eager.settle()
         passes.backend.rewind()
         _, constants, plan = passes.rehearse()
-        recorder, _ = passes.record(constants, plan, watched=passes.module)
-    return diagnose.first_difference(eager, recorder.watch)
+        captured = diagnose.Watch()
+        passes.record(constants, plan, watch=captured)
+    return diagnose.first_difference(eager, captured)

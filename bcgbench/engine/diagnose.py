@@ -151,6 +151,15 @@ def call_site(root: nn.Module | None) -> str:
     return _site(_frames(sys._getframe(1)), root)
 
 
+def operation_site(root: nn.Module | None) -> str:
+    """As `call_site`, with torch's own modules, such as a linear layer, among the paths."""
+    for frame in _frames(sys._getframe(1)):
+        if isinstance(owner := _self_of(frame), nn.Module):
+            file, line = source_line()
+            return f"{_module_path(root, owner)} ({Path(file).name}:{line})"
+    return call_site(root)
+
+
 def error_site(error: BaseException, root: nn.Module | None) -> str:
     """Module path and source line where the model raised."""
     walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

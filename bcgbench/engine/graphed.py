@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.capture import Forward, capture
+from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
@@ -43,14 +44,19 @@ class GraphedForward:
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
         self.backend: Backend | None = None if policy is None else backend_for(device)
+        self.device = device
         self._forward = forward
-        self._device = device
         self._policy = policy
         self._module = module
 
+    @property
+    def auto(self) -> bool:
+        """Whether breaks are found while capturing."""
+        return self._policy is not None and self._policy.auto
+
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return sign(arguments, ambient=ambient(self._module, self._device))
+        return sign(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""
@@ -59,19 +65,23 @@ class GraphedForward:
         if self.cache.frozen:
             raise CaptureError("The graph cache is frozen: capture every signature before the first measured request.")
         call = self.sign(arguments)
-        with _kept_random_state(self._device):
-            fitting = next((held for held in self.cache.find(call.signature) if held.fits(call.leaves)), None)
-        if fitting is not None:
-            return fitting
-        before = _reserved_bytes(self._device)
+        held = self.serving(call)
+        if held is not None:
+            return held
+        before = _reserved_bytes(self.device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps)  # fmt: skip
         self.prepare_forwards += graph.forwards
-        grown = _reserved_bytes(self._device) - before  # before an eviction gives memory back
+        grown = _reserved_bytes(self.device) - before  # before an eviction gives memory back
         self._check_pool()
         self.growth_bytes.append(grown)
         self.cache.add(graph)
         return graph
+
+    def serving(self, call: Call) -> SegmentedGraph | None:
+        """The graph held for this call, by signature and guards; the latter are tried."""
+        with _kept_random_state(self.device):
+            return next((graph for graph in self.cache.find(call.signature) if graph.fits(call.leaves)), None)
 
     def freeze(self) -> None:
         """No captures from here on."""
@@ -88,13 +98,13 @@ class GraphedForward:
             self.cache.miss(call.signature)
             return self.fall_back(arguments)
         for graph in graphs:
-            state = _random_state(self._device) if graph.guarded else None
+            state = _random_state(self.device) if graph.guarded else None
             try:
                 output = graph.replay(call.leaves)
             except GuardFailed as reason:
                 missed = reason
                 if state is not None:  # another graph, or eager, begins anew
-                    _set_random_state(state, self._device)
+                    _set_random_state(state, self.device)
             except ReplayError:
                 if self.backend is not None:
                     self.backend.check_alive()
@@ -109,6 +119,17 @@ class GraphedForward:
         """An eager call of a graphed arm; the caller has counted the reason."""
         self.fallbacks += 1
         return self._forward(arguments)
+
+    def recapture(
+        self, arguments: dict[str, Any], *, backend: Backend, watch: Watch | None = None
+    ) -> tuple[SegmentedGraph, Call]:
+        """Capture this call once more, apart from the cache and into `backend`; for finding a difference."""
+        assert self._policy is not None
+        call = self.sign(arguments)
+        graph = capture(self._forward, call, backend=backend, policy=self._policy, module=self._module,
+                        step_limit=self.cache.limits.steps, watch=watch)  # fmt: skip
+        self.prepare_forwards += graph.forwards
+        return graph, call
 
     def _check_pool(self) -> None:
         limit = self.cache.limits.pool_bytes

@@ -28,10 +28,15 @@ class Bridge:
         self._views: tuple[Tensor, Tensor] | None = None
         """The place, and its elements once where it is expanded; made once, since every replay fills it."""
 
+    @property
+    def place(self) -> Tensor:
+        """What the next segment reads; does not keep it alive on a GPU."""
+        return self._place if isinstance(self._place, Tensor) else self._place.view()
+
     def fill(self, result: Tensor) -> None:
         """Copy a break's output; raises `StaticInputError` on another shape or dtype."""
         if self._views is None:
-            whole = self._place if isinstance(self._place, Tensor) else self._place.view()
+            whole = self.place
             self._views = whole, dense(whole)
         whole, once = self._views
         trees.check_like(whole, result, name="output of a break")

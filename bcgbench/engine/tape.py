@@ -5,7 +5,7 @@ overwritten. What the tape cannot see: faults of lifetime, memory pool, stream o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,13 +50,16 @@ class TapeSegment:
     def end(self) -> None:
         """The operations ran while they were recorded."""
 
-    def replay(self) -> None:
+    def replay(self, seen: Callable[[int, Any, list[Tensor]], None] | None = None) -> None:
+        """As `Segment.replay`; `seen` is told each operation's number, the operation, and what it wrote."""
         # recorded below autocast: the casts are operations of their own
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            for func, args, kwargs, fresh in self._operations:
+            for number, (func, args, kwargs, fresh) in enumerate(self._operations):
                 out = func(*args, **kwargs)
                 if fresh:
                     _overwrite(fresh, out, args, kwargs)
+                if seen is not None:
+                    seen(number, func, fresh or trees.tensors(out))
 
     def abandon(self) -> None:
         self._operations.clear()
