@@ -141,7 +141,9 @@ class Arm:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """The pipeline runs through this arm until the block ends."""
+        """The pipeline runs through this arm until the block ends. Graphs of replaced weights are dropped first."""
+        for hook in self.hooks.values():
+            hook.graphed.check_weights()
         before = {key: graph.replays for key, graph in self._by_key.items()}
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:

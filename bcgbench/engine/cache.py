@@ -41,6 +41,8 @@ class GraphCache:
         self.evictions = 0
         self.misses: dict[tuple[str, tuple[str, ...]], MissCount] = {}
         self._graphs: OrderedDict[Signature, SegmentedGraph] = OrderedDict()
+        self._dropped = ""
+        """Why there are no graphs any more."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -66,10 +68,16 @@ class GraphCache:
             self.evictions += 1
             log.warning("graph cache is full (%d entries): evicted %s", self.limits.entries, old)
 
+    def drop_all(self, reason: str) -> None:
+        """Hold no graph any more; calls that miss say why."""
+        log.warning("all %d graphs dropped: %s", len(self._graphs), reason)
+        self._graphs.clear()
+        self._dropped = reason
+
     def miss(self, signature: Signature) -> MissCount:
         """Count a call without a graph, with the nearest captured signature's differing fields."""
         if not self._graphs:
-            return self.count("nothing was captured")
+            return self.count(self._dropped or "nothing was captured")
         nearest = min((difference(held, signature) for held in self._graphs), key=len)
         return self.count("no graph for this signature", nearest)
 
