@@ -68,7 +68,10 @@ def _failure(subject: Subject, fault: _Fault) -> Iterator[str]:
     target, older = shapes[-1], shapes[:-1]
     for shape in older:
         subject.hook(arm, shape).graphed.prepare(shape.arguments)
-    state = _random_state(subject)
+    backend = subject.hook(arm, target).graphed.backend
+    assert backend is not None
+    with backend.capturing():  # keeps a generator state from its first use on
+        state = _random_state(subject)
     before = _held(subject)
     try:
         with _injected(subject, fault):
