@@ -59,6 +59,7 @@ def steps(subject: Subject) -> Answer:
         graph = subject.graph(arm, shape)
         expected, call = subject.eager(shape), subject.hook(arm, shape).graphed.sign(shape.arguments)
         count += len(graph.steps)
+        graph.poison()
         walk = _Walk(subject, graph, call)
         fault = walk.run(limit_s=STEP_LIMIT_S)
         if walk.hangs:

@@ -58,9 +58,18 @@ def capture_failure(subject: Subject) -> Answer:
     problems = [
         f"after {where} raised: {text}"
         for where, in_break in (("the forward", False), ("a break", True))
-        for text in _failure(subject, _Fault(in_break=in_break))
+        for text in _checked(subject, _Fault(in_break=in_break))
     ]
     return ruled(problems, fine="a forward and a break that raise while capturing: named, cleaned up, captured again")
+
+
+def _checked(subject: Subject, fault: _Fault) -> list[str]:
+    """What is wrong after one failure. What was alive before is not walked again by the garbage collector."""
+    gc.freeze()
+    try:
+        return list(_failure(subject, fault))
+    finally:
+        gc.unfreeze()
 
 
 def _failure(subject: Subject, fault: _Fault) -> Iterator[str]:
@@ -95,8 +104,7 @@ def _failure(subject: Subject, fault: _Fault) -> Iterator[str]:
 
 def _exact(subject: Subject, arm: Arm, shapes: list[Shape], what: str) -> Iterator[str]:
     for shape in shapes:
-        subject.graph(arm, shape)
-        if unlike := subject.unlike(subject.eager(shape), subject.hook(arm, shape).graphed(shape.arguments)):
+        if unlike := subject.unlike(subject.eager(shape), subject.replayed(arm, shape)):
             yield f"{what} of {shape.module}: {unlike}"
 
 
@@ -138,7 +146,7 @@ def memory_pressure(subject: Subject) -> Answer:
             del error
         del filler
         graphed.prepare(shape.arguments)
-        if unlike := subject.unlike(expected, graphed(shape.arguments)):
+        if unlike := subject.unlike(expected, subject.replayed(arm, shape)):
             problems.append(f"after {room >> 20} MiB were free: {unlike}")
     left = ", ".join(f"{room >> 20} MiB free: {text}" for room, text in zip(PRESSURE_BYTES, outcomes, strict=True))
     return ruled(problems, fine=f"{left}; exact afterwards")

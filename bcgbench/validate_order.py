@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 from collections.abc import Iterator
@@ -49,15 +48,10 @@ def order(subject: Subject) -> Answer:
         for index in sequence:
             shape = subject.shapes[index]
             churn(subject.device)
-            subject.graph(arm, shape).poison()
-            if unlike := subject.unlike(expected[index], _call(subject, arm, shape)):
+            if unlike := subject.unlike(expected[index], subject.replayed(arm, shape)):
                 problems.append(f"signature {index} of {shape.module} in order {sequence}: {unlike}")
     poisoned = f"{len(every)} orders of {len(subject.shapes)} graphs exact, break outputs and outputs poisoned with NaN"
     return ruled(problems[:ORDERS], fine=f"{poisoned}, {_called_only_misses(arm) or 'no miss'}")
-
-
-def _call(subject: Subject, arm: Arm, shape: Shape) -> Any:
-    return subject.hook(arm, shape).graphed(shape.arguments)
 
 
 def _called_only_misses(arm: Arm) -> str:
@@ -92,25 +86,32 @@ def _pairs(subject: Subject) -> Iterator[tuple[Any, Any]]:
 
 
 def eviction(subject: Subject) -> Answer:
-    """Room for one graph less than there are: the others replay exactly, and the evicted one after a new capture."""
-    count = len(subject.shapes)
-    if count < 2:  # noqa: PLR2004
+    """Each graph evicted in turn: the others replay exactly, and so does the evicted one after a new capture."""
+    modules = [shape.module for shape in subject.shapes]
+    shapes = [shape for shape in subject.shapes if modules.count(shape.module) > 1]
+    if not shapes:
         return not_applicable("one signature only: give prompts of two lengths, or --buckets, for another")
     arm, problems = subject.arm(captured=False), []
-    for hook in arm.hooks.values():
-        mine = sum(shape.module == name for shape in subject.shapes for name, own in arm.hooks.items() if own is hook)
-        hook.graphed.cache.limits = replace(hook.graphed.cache.limits, entries=max(mine - 1, 1))
-    expected = [subject.eager(shape) for shape in subject.shapes]
-    for shape in (*subject.shapes, subject.shapes[0]):  # each capture past the limit evicts the oldest
+    expected = [subject.eager(shape) for shape in shapes]
+
+    def replay_all(*, but: Shape | None = None, when: str) -> None:
+        for index, shape in enumerate(shapes):
+            if shape is not but and (unlike := subject.unlike(expected[index], subject.replayed(arm, shape))):
+                problems.append(f"signature {index} of {shape.module} {when}: {unlike}")
+
+    for shape in shapes:
         subject.hook(arm, shape).graphed.prepare(shape.arguments)
-        gc.collect()
+    for evicted in shapes:
+        graphed = subject.hook(arm, evicted).graphed
+        replay_all(but=evicted, when="before an eviction")  # which leaves it the least recently used
+        graphed.cache.limits = replace(graphed.cache.limits, entries=len(graphed.cache) - 1)
+        graphed.cache.trim()
+        subject.collect()
         churn(subject.device)
-        for index, other in enumerate(subject.shapes):
-            held = subject.hook(arm, other).graphed.cache.find(other.signature)
-            if held is not None and (unlike := subject.unlike(expected[index], _call(subject, arm, other))):
-                problems.append(f"signature {index} of {other.module} after an eviction: {unlike}")
-    evicted = sum(hook.graphed.cache.evictions for hook in arm.hooks.values())
-    if not evicted:
-        return not_applicable("no denoiser has two signatures, so that none could be evicted")
-    fine = f"{evicted} evictions: the other graphs replay exactly, and so does the one captured again"
+        replay_all(but=evicted, when="after an eviction")
+        graphed.cache.limits = replace(graphed.cache.limits, entries=len(graphed.cache) + 1)
+        graphed.prepare(evicted.arguments)
+        replay_all(when="after the evicted graph was captured again")
+    problems += [text] if (text := _called_only_misses(arm)) else []
+    fine = f"{len(shapes)} evictions: the other graphs replay exactly, and so does the one captured again"
     return ruled(list(dict.fromkeys(problems)), fine=fine)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bcgbench.arms import Arm
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
+from bcgbench.errors import EngineError
 from bcgbench.validate import Answer, ruled
 from bcgbench.validate_subject import Shape, Subject
 
@@ -101,7 +102,10 @@ def toggles(subject: Subject) -> Answer:
                 refused.append(f"{name}: eager refuses it ({type(error).__name__})")
                 continue
             replays = graphed.replays
-            unlike = subject.unlike(expected, graphed(shape.arguments))
+            try:
+                unlike = subject.unlike(expected, graphed(shape.arguments))
+            except EngineError as error:
+                unlike = f"replayed, and raised {type(error).__name__}: {error}"
         stale = " (a stale replay)" if graphed.replays > replays else ""
         problems += [f"{name}: {unlike}{stale}"] if unlike else []
         if unlike := subject.unlike(base, graphed(shape.arguments)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bcgbench import bench, store, validate, validate_audit, validate_inputs, validate_repeat
 from bcgbench.engine import signature, trees
 from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.cache import GraphCache
 from bcgbench.engine.capture import _Passes
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
@@ -37,15 +38,27 @@ def case_of(model: str = "tiny/qwen-image") -> Case:
                 device="cpu", rounds=1, profile=False, runners=("bcg",))  # fmt: skip
 
 
+class Traces(dict[str, Trace]):
+    """Traces by model."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, model: str) -> Trace:
+        self[model] = self._stack.enter_context(opened(case_of(model)))
+        return self[model]
+
+
 @pytest.fixture(scope="module")
-def traces() -> Iterator[dict[str, Trace]]:
-    """Each model loaded and traced once."""
+def traces() -> Iterator[Traces]:
+    """Each model loaded and traced once, when it is first asked for."""
     with torch.no_grad(), contextlib.ExitStack() as stack:
-        yield {model: stack.enter_context(opened(case_of(model))) for model in SIZES}
+        yield Traces(stack)
 
 
 @pytest.fixture
-def qwen(traces: dict[str, Trace]) -> Iterator[Subject]:
+def qwen(traces: Traces) -> Iterator[Subject]:
     """Qwen-Image: two prompt lengths, breaks, a mask."""
     with torch.no_grad():
         yield Subject(traces["tiny/qwen-image"], "bcg")
@@ -65,7 +78,7 @@ def failed(name: str, subject: Subject, *phrases: str) -> None:
 
 
 @pytest.mark.parametrize("model", SIZES)
-def test_a_sound_engine_passes_every_check(model: str, traces: dict[str, Trace]):
+def test_a_sound_engine_passes_every_check(model: str, traces: Traces):
     """No false alarm; what cannot be asked on a CPU, or without a golden run, says so. The cost is counted."""
     subject = Subject(traces[model], "bcg")
     with torch.no_grad():
@@ -81,7 +94,7 @@ def test_a_sound_engine_passes_every_check(model: str, traces: dict[str, Trace])
 
 
 @pytest.mark.parametrize(("modes", "kind"), [(2, "multimodal"), (10**9, "noisy")])
-def test_an_eager_forward_that_is_not_repeatable_gets_its_class(modes: int, kind: str, traces: dict[str, Trace]):
+def test_an_eager_forward_that_is_not_repeatable_gets_its_class(modes: int, kind: str, traces: Traces):
     """https://github.com/sgl-project/sglang/pull/27436: two eager images differed, so equality said nothing."""
     trace, calls = traces["tiny/qwen-image"], iter(range(10**9))
     with _output_changed(trace, lambda x: x + 0.01 * (next(calls) % modes)), torch.no_grad():
@@ -123,7 +136,7 @@ def test_eager_in_disguise_is_not_engagement(qwen: Subject, monkeypatch: pytest.
     failed("engagement", qwen, "0 of 12 transformer calls were replayed")
 
 
-def test_padding_that_is_attended_fails_in_float32(traces: dict[str, Trace], monkeypatch: pytest.MonkeyPatch):
+def test_padding_that_is_attended_fails_in_float32(traces: Traces, monkeypatch: pytest.MonkeyPatch):
     """https://github.com/sgl-project/sglang/pull/34218: the picture drifted by tokens that padding added."""
     pad = QwenImage.pad
 
@@ -215,22 +228,20 @@ def test_an_eviction_that_breaks_another_graph_is_found(qwen: Subject, monkeypat
     """https://github.com/pytorch/pytorch/issues/193402: destroying one graph cleared a workspace of another."""
     held: list[TapeSegment] = []
     begin = TapeSegment.begin
-    prepare = GraphedForward.prepare
+    trim = GraphCache.trim
 
     def noted(self: TapeSegment) -> None:
         held.append(self)
         begin(self)
 
-    def breaking(self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        before = self.cache.evictions
-        graph = prepare(self, arguments)
-        if self.cache.evictions > before:
+    def breaking(self: GraphCache) -> None:
+        trim(self)
+        if self.evictions:
             for segment in held:
-                segment._operations[:1] = []
-        return graph
+                segment._operations[:] = []
 
     monkeypatch.setattr(TapeSegment, "begin", noted)
-    monkeypatch.setattr(GraphedForward, "prepare", breaking)
+    monkeypatch.setattr(GraphCache, "trim", breaking)
     failed("eviction", qwen, "after an eviction")
 
 
@@ -268,7 +279,10 @@ def test_a_swallowed_capture_error_is_found(qwen: Subject, monkeypatch: pytest.M
 # --- switches and weights -------------------------------------------------------------------------------------------
 
 
-def test_a_switch_that_is_not_in_the_key_is_a_stale_replay(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("runner", "phrase"), [("graph", "(a stale replay)"), ("bcg", "raised StaticInputError")])
+def test_a_switch_that_is_not_in_the_key_is_a_stale_replay(
+    runner: str, phrase: str, traces: Traces, monkeypatch: pytest.MonkeyPatch
+):
     """https://github.com/sgl-project/sglang/issues/36008: a runtime switch did not reach the captured graph."""
     ambient = signature.ambient
     without = {"autocast", "inference mode"}
@@ -276,7 +290,8 @@ def test_a_switch_that_is_not_in_the_key_is_a_stale_replay(qwen: Subject, monkey
         "bcgbench.engine.graphed.ambient",
         lambda module, device: tuple(pair for pair in ambient(module, device) if pair[0] not in without),
     )
-    failed("toggles", qwen, "autocast", "(a stale replay)")
+    with torch.no_grad():
+        failed("toggles", Subject(traces["tiny/qwen-image"], runner), "autocast", phrase)
 
 
 def test_constants_that_python_calls_equal_must_not_collide(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
@@ -371,7 +386,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.path
 
 
-def test_golden_outputs_are_compared_by_digest(earlier: Path, traces: dict[str, Trace]):
+def test_golden_outputs_are_compared_by_digest(earlier: Path, traces: Traces):
     """https://github.com/sgl-project/sglang/pull/30584: both modes were wrong, and equal."""
     trace = traces["tiny/qwen-image"]
     trace.golden = earlier
@@ -387,9 +402,7 @@ def test_golden_outputs_are_compared_by_digest(earlier: Path, traces: dict[str, 
         trace.golden = None
 
 
-def test_golden_outputs_of_another_prior_are_not_judged(
-    earlier: Path, traces: dict[str, Trace], monkeypatch: pytest.MonkeyPatch
-):
+def test_golden_outputs_of_another_prior_are_not_judged(earlier: Path, traces: Traces, monkeypatch: pytest.MonkeyPatch):
     """Other noise gives other pictures, which says nothing."""
     trace = traces["tiny/qwen-image"]
     settings = Prior.settings.fget  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a forward asks of the host: reads, copies, shapes that depend on data, waits, compilation; each with its place."""
+"""What a forward asks of the host: reads, copies, shapes that depend on data, waits; each with its place."""
 
 from __future__ import annotations
 

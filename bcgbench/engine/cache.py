@@ -60,9 +60,13 @@ class GraphCache:
         return graph
 
     def add(self, graph: SegmentedGraph) -> None:
-        """Hold a new graph; evicts the least recently used past the limit and says so."""
+        """Hold a new graph, within the limit."""
         self._graphs[graph.signature] = graph
         self.captures += 1
+        self.trim()
+
+    def trim(self) -> None:
+        """Evict the least recently used past the limit, and say so."""
         while len(self._graphs) > self.limits.entries:
             old, _ = self._graphs.popitem(last=False)
             self.evictions += 1

@@ -124,8 +124,8 @@ class HostConstants:
             if function in {Tensor.to, Tensor.cuda}:
                 return None  # a conversion on the device, or of another tensor, between two kept calls
             raise CaptureError(
-                f"{function.__name__} in {diagnose.call_site(None)} made a device tensor from other host values than in "
-                "the call before: "
+                f"{function.__name__} in {diagnose.call_site(None)} made a device tensor from other host values than "
+                "in the call before: "
                 f"{trees.describe(constant.arguments)}, now {trees.describe(arguments)}. A graph would freeze the "
                 "first, and --break auto cannot know the value. Pass it as a tensor argument, or break there by name."
             )
