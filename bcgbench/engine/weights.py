@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...], object]
-"""Address, shape, strides and dtype."""
 
+class WeightPlaces:
+    """Addresses of all parameters and buffers of a module, and which submodules hold them.
 
-def weight_places(module: nn.Module | None) -> dict[str, Place]:
-    """Place of every parameter and buffer by name, those of submodules included; empty without a module."""
-    if module is None:
-        return {}
-    named = itertools.chain(module.named_parameters(), module.named_buffers())
-    return {name: (_address(tensor), tuple(tensor.shape), _strides(tensor), tensor.dtype) for name, tensor in named}
+    Kept as flat lists, because walking the modules anew takes ten times as long.
+    """
 
+    def __init__(self, module: nn.Module | None) -> None:
+        self._tensors: list[tuple[str, dict[str, Any], str, int]] = []
+        self._children: list[tuple[str, dict[str, Any], str, nn.Module]] = []
+        for prefix, owner in module.named_modules() if module is not None else ():
+            path = f"{prefix}." if prefix else ""
+            for registry in (owner._parameters, owner._buffers):
+                held = [(key, tensor) for key, tensor in registry.items() if tensor is not None]
+                self._tensors += [(path + key, registry, key, _address(tensor)) for key, tensor in held]
+            children = [(key, child) for key, child in owner._modules.items() if child is not None]
+            self._children += [(path + key, owner._modules, key, child) for key, child in children]
 
-def changed_places(before: dict[str, Place], now: dict[str, Place]) -> list[str]:
-    """Names of what moved, came or went. A buffer that came is left out: modules cache tables in them."""
-    return [name for name, place in before.items() if now.get(name) != place]
+    def changed(self) -> list[str]:
+        """Names of what moved, went or was replaced. What came is left out: modules cache tables in buffers."""
+        return [*self._moved(), *(name for name, held, key, child in self._children if held.get(key) is not child)]
+
+    def _moved(self) -> Iterator[str]:
+        for name, registry, key, address in self._tensors:
+            tensor = registry.get(key)
+            if tensor is None or _address(tensor) != address:
+                yield name
 
 
 def _address(tensor: Tensor) -> int:
@@ -28,7 +41,3 @@ def _address(tensor: Tensor) -> int:
         return tensor.data_ptr()
     except RuntimeError:  # a wrapper subclass (quantised weights) has no storage of its own
         return id(tensor)
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.stride())
