@@ -72,10 +72,11 @@ def validate(
             "rewrite_prompts": rewrite_prompts or None,
         },
     )  # fmt: skip
+    golden = golden_run(golden, results=results)
     cases = cli_run.cases_of(selection)
     for case in cases:
         refuse_uncaptured(case)
-    found = findings(cases, names=names, golden=golden_run(golden, results=results))
+    found = findings(cases, names=names, golden=golden)
     typer.echo(as_text(found, as_json=as_json))
     return max_exit(found)
 

@@ -14,7 +14,7 @@ from bcgbench.arms import Arm
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.errors import EngineError
-from bcgbench.validate import Answer, ruled
+from bcgbench.validate import Answer, not_applicable, ruled
 from bcgbench.validate_subject import Shape, Subject
 
 Toggle = Callable[[Subject, Shape], contextlib.AbstractContextManager[Any]]
@@ -142,7 +142,7 @@ def weights(subject: Subject) -> Answer:
     """A weight changed in place must be followed, one with new storage or a new module seen at the next request."""
     found = _moving_weight(subject)
     if found is None:
-        return ruled(["no linear layer of the denoiser changes its output"], fine="")
+        return not_applicable("none of the denoiser's last linear layers can be scaled in place and changes its output")
     shape, name, layer = found
     cases: dict[str, Callable[[nn.Linear], contextlib.AbstractContextManager[None]]] = {
         "written in place": _in_place, "with new storage": _new_storage, "as a new parameter": _new_parameter,

@@ -74,7 +74,6 @@ def test_the_list_is_the_table():
     [
         (("--only", "orders"), "Unknown check orders. Known: repeatability"),
         (("--runner", "eager"), "validate checks arms that replay graphs; give one of bcg, graph"),
-        (("--golden", "no-such-run"), "no-such-run"),
     ],
 )
 def test_bad_input_stops_before_a_model_is_loaded(arguments: tuple[str, ...], message: str, tmp_path: Path):
@@ -83,3 +82,10 @@ def test_bad_input_stops_before_a_model_is_loaded(arguments: tuple[str, ...], me
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert store.list_runs(tmp_path) == ()
+
+
+def test_a_golden_run_that_is_not_there_stops_it(tmp_path: Path):
+    """Before a model is loaded."""
+    done = invoke(*TINY, "--golden", "no-such-run", "--results", str(tmp_path))
+    assert done.exit_code == 6
+    assert "no run under" in done.output
