@@ -99,9 +99,11 @@ class _Passes:
             raise
         except Exception as error:
             self.backend.recover()
+            operation = diagnose.error_operation(error)
             raise CaptureError(
-                f"Capture failed in {diagnose.error_site(error, recorder.module)}: {type(error).__name__}: {error}. "
-                f"{self._advice}"
+                f"Capture failed in {diagnose.error_site(error, recorder.module)}: {type(error).__name__}: {error}"
+                + (f" (at `{operation}`). " if operation else ". ")
+                + self._advice
             ) from error
 
 
