@@ -132,7 +132,7 @@ def _collisions(subject: Subject, arm: Arm) -> Iterator[str]:
 def _other_type(leaf: Any) -> Any:
     """An argument that compares equal and is not the same, or a tensor of another dtype."""
     if isinstance(leaf, Tensor):
-        return leaf.to(torch.float64) if leaf.dtype.is_floating_point else leaf.to(torch.float32)
+        return leaf.to(torch.float32 if leaf.dtype != torch.float32 else torch.float64)
     if isinstance(leaf, bool):
         return int(leaf)
     return float(leaf) if isinstance(leaf, int) else -leaf if isinstance(leaf, float) and leaf == 0 else None
