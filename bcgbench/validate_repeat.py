@@ -13,6 +13,7 @@ from bcgbench import environment, fidelity, measure
 from bcgbench.answers import CallTally
 from bcgbench.codec import from_json, to_json
 from bcgbench.engine import trees
+from bcgbench.models.padding import OutsidePolicy
 from bcgbench.records import ArmResult, assemble
 from bcgbench.types import Case
 from bcgbench.validate import Answer, not_applicable, ruled
@@ -108,10 +109,17 @@ def engagement(subject: Subject) -> Answer:
 def padding(subject: Subject) -> Answer:
     """Eager on padded inputs against eager at native length, call by call; no graph is involved."""
     tally, moved = CallTally(), False
+    outside = 0
     for traced in subject.calls:
-        hook = subject.padded.hooks[traced.module]
-        moved = moved or hook.pad(traced.arguments) is not traced.arguments
+        try:
+            padded = subject.padded.hooks[traced.module].pad(traced.arguments)
+        except OutsidePolicy:
+            outside += 1
+            continue
+        moved = moved or padded is not traced.arguments
         tally.add(traced.output, subject.padded.call(traced))
+    if outside:
+        return not_applicable(f"{outside} of {len(subject.calls)} calls are outside the length policy: see engagement")
     if not moved:
         return not_applicable(f"the length policy changes no argument of the {tally.calls} calls")
     if tally.worst is None:

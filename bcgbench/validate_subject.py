@@ -21,6 +21,7 @@ from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.signature import Signature
+from bcgbench.errors import UsageError
 from bcgbench.models import base
 from bcgbench.models.padding import OutsidePolicy
 from bcgbench.runners import RUNNERS, runner
@@ -130,13 +131,20 @@ class Subject:
 
     @functools.cached_property
     def shapes(self) -> list[Shape]:
-        """Every signature that the arm captures, lengths that no prompt has included; the largest first."""
+        """Every signature that the arm captures, lengths that no prompt has included; the largest first.
+
+        Raises `UsageError` where there is none.
+        """
         found: dict[tuple[str, Signature], Shape] = {}
         for traced in self.samples:
             hook = self.padded.hooks[traced.module]
             for arguments in hook.variants(traced.arguments):
                 signature = hook.graphed.sign(arguments).signature
                 found.setdefault((traced.module, signature), Shape(traced.module, arguments, signature))
+        if not found:
+            raise UsageError(
+                "No traced call is within the length policy, so nothing is captured. Give larger --buckets."
+            )
         return sorted(found.values(), key=_elements, reverse=True)
 
     def signature(self, traced: Traced) -> Signature:

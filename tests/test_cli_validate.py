@@ -62,6 +62,14 @@ def test_json_holds_every_finding():
     assert case["findings"][0]["forwards"] == 7
 
 
+def test_prompts_outside_every_bucket_are_told_not_raised():
+    """Engagement says which bucket is missing; what needs a captured graph says that there is none."""
+    done = invoke(*TINY, "--buckets", "8", "--only", "engagement,padding,order")
+    assert done.exit_code == 3
+    assert "add a bucket of at least 17 to --buckets" in done.output
+    assert "No traced call is within the length policy" in " ".join(done.output.split())
+
+
 def test_the_list_is_the_table():
     """One line per row of CHECKS, without a model."""
     rows = json.loads(invoke("--list", "--json").stdout)
