@@ -140,7 +140,9 @@ class Arm:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """The pipeline runs through this arm until the block ends."""
+        """The pipeline runs through this arm until the block ends. Graphs of replaced weights are dropped first."""
+        for hook in self.hooks.values():
+            hook.graphed.check_weights()
         before = self._replays()
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bcgbench.hints import hint
 from bcgbench.types import Engagement, Reason, Record, Sample
 
 CODES = frozenset(
@@ -56,7 +57,10 @@ def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[R
 
 
 def _misses_phrase(proof: Engagement) -> str:
-    misses = (f"{m.count}x {m.module}: {'; '.join((m.reason, *m.difference))}" for m in proof.misses)
+    misses = (
+        f"{m.count}x {m.module}: {'; '.join((m.reason, *m.difference))}" + (f". {text}" if (text := hint(m)) else "")
+        for m in proof.misses
+    )
     return " | ".join(misses) or "no miss was recorded, so the cause is unknown"
 
 

@@ -319,7 +319,7 @@ def test_the_command_exits_with_0_where_nothing_differs(loaded: base.Session):
 
 def test_calls_without_a_graph_prove_nothing(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
     """Eager against eager is equal: exit code 4, with the reason."""
-    monkeypatch.setattr(GraphCache, "find", lambda _self, _signature: None)
+    monkeypatch.setattr(GraphCache, "find", lambda _self, _signature: [])
     code, text = command()
     assert (code, "no graph for this signature (16)" in text, "INVALID" in text) == (4, True, True)
 

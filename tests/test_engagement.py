@@ -75,6 +75,14 @@ def test_a_fallback_is_invalid_and_names_the_miss() -> None:
     assert "shape (1, 64, 3584) captured, (1, 71, 3584) called" in text(found)
 
 
+def test_a_miss_names_the_option_that_would_prevent_it() -> None:
+    """The report is where the reader is when it happens."""
+    line = "encoder_hidden_states: captured bfloat16[1, 64, 3584], asked bfloat16[1, 128, 3584]"
+    miss = replace(make.miss(), difference=(line,))
+    found = judge(engaged(fallbacks=3, replays=557, misses=(miss,)))
+    assert f"{line}. another prompt length: add 128 to --buckets" in text(found)
+
+
 def test_a_fallback_in_a_measured_image_counts_even_if_the_total_forgot_it() -> None:
     """Two counters, and the worse one is believed."""
     measured = [*samples(denoise_s=0.5, runner="bcg", replays=40)]

@@ -44,6 +44,8 @@ class GraphCache:
         self.evictions = 0
         self.misses: dict[tuple[str, tuple[str, ...]], MissCount] = {}
         self._graphs: OrderedDict[Signature, list[SegmentedGraph]] = OrderedDict()
+        self._dropped = ""
+        """Why there are no graphs any more."""
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
@@ -61,10 +63,14 @@ class GraphCache:
         return held
 
     def add(self, graph: SegmentedGraph) -> None:
-        """Hold a new graph; evicts the oldest of the least recently used signature past the limit and says so."""
+        """Hold a new graph, within the limit."""
         self._graphs.setdefault(graph.signature, []).append(graph)
         self._graphs.move_to_end(graph.signature)
         self.captures += 1
+        self.trim()
+
+    def trim(self) -> None:
+        """Evict the oldest of the least recently used signature past the limit, and say so."""
         while len(self) > self.limits.entries:
             signature, held = next(iter(self._graphs.items()))
             held.pop(0)
@@ -73,10 +79,16 @@ class GraphCache:
             self.evictions += 1
             log.warning("graph cache is full (%d entries): evicted %s", self.limits.entries, signature)
 
+    def drop_all(self, reason: str) -> None:
+        """Hold no graph any more; calls that miss say why."""
+        log.warning("all %d graphs dropped: %s", len(self._graphs), reason)
+        self._graphs.clear()
+        self._dropped = reason
+
     def miss(self, signature: Signature) -> MissCount:
         """Count a call without a graph, with the nearest captured signature's differing fields."""
         if not self._graphs:
-            return self.count("nothing was captured")
+            return self.count(self._dropped or "nothing was captured")
         nearest = min((difference(held, signature) for held in self._graphs), key=len)
         return self.count("no graph for this signature", nearest)
 

@@ -84,6 +84,12 @@ class _Passes:
         tried = "; ".join(map(str, plan.illegal if plan else ()))
         raise CaptureError(f"{ATTEMPTS} captures failed, each at another call: {tried}. The last said: {last}")
 
+    @property
+    def _advice(self) -> str:
+        if self.policy.auto:
+            return "--break auto could not break there; break around it by name (--break auto,dotted.name)."
+        return "--break auto would break there, if a torch call raised; so does --break with the call's dotted name."
+
     def _record(self, recorder: Capture) -> Any:
         """After a failure the backend is recovered; an error that is not the engine's is wrapped."""
         self.forwards += 1
@@ -95,9 +101,11 @@ class _Passes:
             raise
         except Exception as error:
             self.backend.recover()
+            operation = diagnose.error_operation(error)
             raise CaptureError(
-                f"Capture failed in {diagnose.error_site(error, recorder.module)}: {type(error).__name__}: {error}. "
-                "Break around that call (--break dotted.name), or run this model eagerly."
+                f"Capture failed in {diagnose.error_site(error, recorder.module)}: {type(error).__name__}: {error}"
+                + (f" (at `{operation}`). " if operation else ". ")
+                + self._advice
             ) from error
 
 

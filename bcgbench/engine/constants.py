@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bcgbench.engine import trees
+from bcgbench.engine import diagnose, trees
 from bcgbench.engine.signature import Signature, sign
 from bcgbench.errors import CaptureError
 
@@ -124,9 +124,10 @@ class HostConstants:
             if function in {Tensor.to, Tensor.cuda}:
                 return None  # a conversion on the device, or of another tensor, between two kept calls
             raise CaptureError(
-                f"{function.__name__} made a device tensor from other host values than in the call before: "
+                f"{function.__name__} in {diagnose.call_site(None)} made a device tensor from other host values than "
+                "in the call before: "
                 f"{trees.describe(constant.arguments)}, now {trees.describe(arguments)}. A graph would freeze the "
-                "first. Pass the value as a tensor argument, or break there."
+                "first, and --break auto cannot know the value. Pass it as a tensor argument, or break there by name."
             )
         self._served += 1
         return constant.value

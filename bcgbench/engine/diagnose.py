@@ -166,6 +166,13 @@ def error_site(error: BaseException, root: nn.Module | None) -> str:
     return _site(iter(reversed(walked)), root)
 
 
+def error_operation(error: BaseException) -> str:
+    """The line of model code that raised, as it is written; "" where its source is not at hand."""
+    entries = traceback.extract_tb(error.__traceback__)
+    own = [entry for entry in entries if not entry.filename.startswith((_ENGINE, _TORCH))]
+    return (own[-1].line or "").strip() if own else ""
+
+
 def _self_of(frame: FrameType) -> Any:
     """`self` in a function's frame. Python before 3.13 keeps the dict that it makes of the locals with the frame: left
     as it is, it would keep alive every tensor that the function no longer holds."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import trees
-from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.buffers import StaticInputs, dense
 from bcgbench.engine.regions import Region, Slot, Values
 from bcgbench.engine.signature import Signature
 from bcgbench.engine.steps import Break, Guard, GuardFailed, Step
@@ -74,7 +74,7 @@ class SegmentedGraph:
         """
         self._run(leaves)
         self.replays += 1
-        return trees.clone(self.output if self.values is None else self._fill(self.values))
+        return trees.clone(self.result())
 
     def fits(self, leaves: list[Any]) -> bool:
         """Whether all guards hold on new argument leaves: they are tried, which advances the generator."""
@@ -102,8 +102,22 @@ class SegmentedGraph:
                 f"A captured graph raised at replay: {type(error).__name__}: {error}. Signature: {self.signature}."
             ) from error
 
-    def _fill(self, values: Values) -> Any:
-        """The output with the values of this replay in the places of its slots."""
+    def poison(self) -> None:
+        """Write NaN into every break output and the output, all of which a replay writes before it reads them."""
+        for step in self.steps:
+            calls = step.calls if isinstance(step, Region) else [step] if isinstance(step, Break) else []
+            for _, bridge in (each for call in calls for each in call.bridges):
+                bridge.poison()
+        kept = {tensor.untyped_storage()._cdata for tensor in (*self.held, *self.inputs.buffers)}
+        for tensor in trees.tensors(self.output):
+            if tensor.dtype.is_floating_point and tensor.untyped_storage()._cdata not in kept:
+                dense(tensor).fill_(float("nan"))
+
+    def result(self) -> Any:
+        """The output of the replay that just ran, the values of its regions in their places; the next overwrites it."""
+        values = self.values
+        if values is None:
+            return self.output
         output = trees.map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Slot) else leaf, self.output)
         values.clear()
         return output

@@ -18,6 +18,7 @@ from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
 from bcgbench.engine.steps import GuardFailed
 from bcgbench.engine.tape import backend_for
+from bcgbench.engine.weights import WeightPlaces
 from bcgbench.errors import CaptureError, ReplayError
 
 
@@ -43,6 +44,8 @@ class GraphedForward:
         self.fallbacks = 0
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
+        self._weights: WeightPlaces | None = None
+        """Where parameters and buffers lay at the last capture."""
         self.backend: Backend | None = None if policy is None else backend_for(device)
         self.device = device
         self._forward = forward
@@ -68,6 +71,7 @@ class GraphedForward:
         held = self.serving(call)
         if held is not None:
             return held
+        self.check_weights()
         before = _reserved_bytes(self.device)
         graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
                         step_limit=self.cache.limits.steps)  # fmt: skip
@@ -76,12 +80,26 @@ class GraphedForward:
         self._check_pool()
         self.growth_bytes.append(grown)
         self.cache.add(graph)
+        self._weights = WeightPlaces(self._module)
         return graph
 
     def serving(self, call: Call) -> SegmentedGraph | None:
         """The graph held for this call, by signature and guards; the latter are tried."""
         with _kept_random_state(self.device):
             return next((graph for graph in self.cache.find(call.signature) if graph.fits(call.leaves)), None)
+
+    def check_weights(self) -> None:
+        """Drop all graphs if a parameter or buffer lies elsewhere than at their capture: they read the old place.
+
+        For once per request: 0.4 ms for 2,000 tensors, too much for every call. Values changed in place are followed by
+        the graphs and need no check.
+        """
+        if self._weights is None or not len(self.cache):
+            return
+        changed = self._weights.changed()
+        if changed:
+            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")  # noqa: PLR2004
+            self.cache.drop_all(f"weights were replaced after the capture ({shown}); capture again")
 
     def freeze(self) -> None:
         """No captures from here on."""

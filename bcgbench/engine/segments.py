@@ -45,6 +45,12 @@ class Bridge:
             trees.check_like(once, result, name="expanded output of a break")
         once.copy_(result)
 
+    def poison(self) -> None:
+        """Write NaN where the break's output goes: a replay that does not fill it again shows. Integers stay."""
+        place = self._place if isinstance(self._place, Tensor) else self._place.view()
+        if place.dtype.is_floating_point or place.dtype.is_complex:
+            dense(place).fill_(float("nan"))
+
 
 class Segment(Protocol):
     """One captured stretch."""

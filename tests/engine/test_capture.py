@@ -133,7 +133,7 @@ class TestRefused:
     def test_a_host_constant_that_changes_from_call_to_call(self):
         """The graph would keep the first."""
         step = iter(range(10))
-        with pytest.raises(CaptureError, match="tensor made a device tensor from other host values"):
+        with pytest.raises(CaptureError, match=r"tensor in .* made a device tensor from other host values"):
             captured(lambda a: a["x"] * torch.tensor([next(step)]), x=x())
 
     def test_a_host_constant_that_comes_and_goes(self):
@@ -261,6 +261,28 @@ class TestFailure:
             engine({"x": x(4, 5, 6)})
         assert (engine.replays, engine.fallbacks) == (0, 0)
         assert engine({"x": x()}).tolist() == [3, 5, 7], "the graph is usable after the error"
+
+
+@pytest.mark.parametrize(
+    ("policy", "advice"),
+    [
+        ("none", "--break auto would break there, if a torch call raised"),
+        ("auto", "--break auto could not break there"),
+    ],
+)
+def test_a_failed_capture_says_the_line_and_whether_auto_would_help(policy: str, advice: str):
+    """The message is what an engineer acts on."""
+    calls = iter(range(9))
+
+    def forward(a):
+        y = a["x"] * 2
+        return y if next(calls) < 2 else y + int("no number")
+
+    with pytest.raises(CaptureError) as found:
+        captured(forward, policy=policy, x=x())
+    assert "ValueError: invalid literal" in str(found.value)
+    assert '(at `return y if next(calls) < 2 else y + int("no number")`)' in str(found.value)
+    assert advice in str(found.value)
 
 
 class Flaky(nn.Module):
