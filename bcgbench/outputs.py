@@ -92,12 +92,17 @@ def _unchecked(record: Record) -> Outputs:
 
 
 def describe(fidelity: Fidelity) -> str:
-    """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12"."""
+    """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12".
+
+    Where only whole requests differ, each of the 40 calls was right on its own inputs: what went wrong lies between them.
+    """
     if fidelity.exact:
         return "exact"
     parts = [size_phrase(d) for d in [worst_difference(fidelity.finals)] if d]
     if wrong := fidelity.calls - fidelity.calls_exact:
         parts.append(f"{wrong} of {fidelity.calls} calls, first call {fidelity.first_call}")
+    elif fidelity.calls:
+        parts.append(f"each of {fidelity.calls} calls alone exact")
     return "differs: " + "; ".join(parts)
 
 

@@ -47,7 +47,6 @@ class Fault:
 
 _SGLANG = "sgl-project/sglang#{}".format
 _QWEN = "tiny/qwen-image"
-_SAME_ROWS = "says how many calls differ, not why: the first differing module tells a stale input from a lost bridge"
 _RECORD = "the times of a tiny run on a CPU, marked as a GPU's"
 
 FAULTS: dict[str, Fault] = {
@@ -65,7 +64,7 @@ FAULTS: dict[str, Fault] = {
     "uncloned-output": Fault(
         part="replay", breaks="the next replay overwrites what the one before returned",
         published=(_SGLANG(31852), "pytorch/pytorch#148439", "NVIDIA/TensorRT-LLM#16391"),
-        inject="engine:uncloned_output", model=_QWEN, code="outputs-differ", says="in latents", exit_code=3,
+        inject="engine:uncloned_output", model=_QWEN, code="outputs-differ", says="8 calls alone exact", exit_code=3,
     ),
     "dropped-bridge": Fault(
         part="replay", breaks="what a break returns does not reach the next segment", published=(_SGLANG(30584),),
@@ -87,11 +86,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "lost-random-advance": Fault(
         part="replay", breaks="every replay draws the same random numbers", published=("pytorch/pytorch#143572",),
-        inject="engine:lost_random_advance", code="outputs-differ", says="in latents", exit_code=3,
+        inject="engine:lost_random_advance", case={"dtype": "bfloat16"},
+        code="outputs-differ", says="4 calls alone exact, worse than eager", exit_code=3,
     ),
     "changed-weights": Fault(
         part="replay", breaks="a weight is replaced after capture, and the graph goes on with the old one",
-        published=(_SGLANG(36008),), inject="inputs:changed_weights", code="outputs-differ", exit_code=3,
+        published=(_SGLANG(36008),), inject="inputs:changed_weights", case={"dtype": "bfloat16"},
+        code="weights-changed", says="changed while the case ran", exit_code=4,
     ),
     "nan-output": Fault(
         part="replay", breaks="a replay computes NaN", published=(_SGLANG(37606),), inject="engine:nan_output",
@@ -154,7 +155,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "unhooked": Fault(
         part="engagement", breaks="the pipeline calls another module than the hooked one", published=(_SGLANG(33885),),
-        inject="inputs:unhooked", code="captured-not-engaged", says="the hook is not on the called module", exit_code=4,
+        inject="inputs:unhooked", code="not-engaged", says="4 of 14", exit_code=4,
     ),
     "skipped-prompt": Fault(
         part="engagement", breaks="a graph is captured for a prompt that no request of the arm makes",
@@ -188,8 +189,9 @@ FAULTS: dict[str, Fault] = {
     # --- settings -----------------------------------------------------------------------------------------------------
     "other-guidance": Fault(
         part="settings", breaks="one arm denoises with another guidance scale", published=(_SGLANG(30584),),
-        inject="inputs:other_guidance", model=_QWEN, code="outputs-differ", says="in latents", exit_code=3,
-        note="no setting of an arm can differ within a run, so its pictures tell",
+        inject="inputs:other_guidance", model=_QWEN, code="outputs-differ", says="8 calls alone exact", exit_code=3,
+        note="a run has one guidance scale, which every arm's record repeats; an arm that uses another shows by its "
+        "pictures, as an overwritten output does",
     ),
     "other-steps": Fault(
         part="settings", breaks="one arm takes more denoise steps", published=(_SGLANG(30584),),
@@ -245,7 +247,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "below-compute-floor": Fault(
         part="clock", breaks="a denoise takes less time than its FLOPs", published=(_SGLANG(27436),),
-        inject="measured:published_times", shown="gpu",
+        inject="measured:published_times", case={"dtype": "bfloat16"}, shown="gpu",
         note="a tiny run with the times that were published for Z-Image-Turbo on a B200 and the FLOPs of that denoise",
         code="below-compute-floor", says="0.026 s is impossible", exit_code=4,
     ),
@@ -256,7 +258,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "resized-image": Fault(
         part="output", breaks="one arm's picture was made at half the size and scaled up", published=(_SGLANG(34218),),
-        inject="measured:resized_image", code="outputs-differ", says="in image", exit_code=3,
+        inject="measured:resized_image", code="outputs-differ", says="in image 0; each of 4 calls alone exact", exit_code=3,
     ),
     "other-size": Fault(
         part="output", breaks="one arm's picture has half the size", inject="measured:other_size",

@@ -132,14 +132,16 @@ def dead_argument() -> Patch:
 
 @contextmanager
 def lost_random_advance() -> Iterator[None]:
-    """A model that draws random numbers in its forward, each request from one seed; a replay never advances it."""
+    """A model that draws random numbers in its forward, every request and every checked call from one
+    seed; a replay never advances the generator.
+    """
 
     def forward(original: Callable[..., Any], **arguments: Any) -> Any:
         return trees.map_leaves(lambda leaf: leaf + torch.randn_like(leaf), original(**arguments))
 
-    def produce(original: Callable[..., Any], self: Any, prompt: int, **how: Any) -> Any:
+    def seeded(original: Callable[..., Any], *args: Any, **how: Any) -> Any:
         torch.manual_seed(0)
-        return original(self, prompt, **how)
+        return original(*args, **how)
 
     def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
         with torch.random.fork_rng():
@@ -147,7 +149,8 @@ def lost_random_advance() -> Iterator[None]:
 
     with (
         changed_model(forward),
-        replaced(bench.base.Session, "produce", produce),
+        replaced(bench.base.Session, "produce", seeded),
+        replaced(Arm, "call", seeded),
         replaced(SegmentedGraph, "replay", replay),
     ):
         yield
