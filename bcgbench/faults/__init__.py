@@ -94,6 +94,11 @@ FAULTS: dict[str, Fault] = {
         published=(_SGLANG(36008),), inject="inputs:changed_weights", case={"dtype": "bfloat16"},
         code="weights-changed", says="changed while the case ran", exit_code=4,
     ),
+    "changed-flag": Fault(
+        part="replay", breaks="a switch of the model, which no argument carries, is turned after capture",
+        published=(_SGLANG(36008), _SGLANG(34618)), inject="inputs:changed_flag",
+        code="eager-changed", says="a switch, weights or a cache", exit_code=4,
+    ),
     "nan-output": Fault(
         part="replay", breaks="a replay computes NaN", published=(_SGLANG(37606),), inject="engine:nan_output",
         code="failed", says="NaN", exit_code=7,
@@ -213,6 +218,10 @@ FAULTS: dict[str, Fault] = {
     "unlike-prior": Fault(
         part="settings", breaks="the second of two runs draws other noise", published=(_SGLANG(27436),),
         inject="inputs:unlike_prior", shown="runs", code="different-prior", says="got the prior", exit_code=4,
+    ),
+    "unseeded-noise": Fault(
+        part="settings", breaks="every request begins from noise of its own", published=(_SGLANG(27436),),
+        inject="inputs:unseeded_noise", code="requests-unlike", says="not the same for every request", exit_code=4,
     ),
     "broken-weights": Fault(
         part="settings", breaks="weights are wrong in every arm, so that the arms agree", published=(_SGLANG(30584),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 from bcgbench import arms, bench
-from bcgbench.faults.places import ARM, changed_session, in_arm, replaced
+from bcgbench.engine import trees
+from bcgbench.faults.places import ARM, changed_model, changed_session, in_arm, replaced
 from bcgbench.models import qwen_image, z_image
 from bcgbench.models.padding import PadCache, pad_to
 
@@ -162,3 +164,30 @@ def skipped_prompt() -> Patch:
         return original(self, 0, **how)
 
     return in_arm(lambda: replaced(bench.base.Session, "produce", produce))
+
+
+@contextmanager
+def changed_flag() -> Iterator[None]:
+    """A switch of the model, which no argument carries, is turned after the graphs were captured."""
+    factor = [1.0]
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        return trees.map_leaves(lambda leaf: leaf * factor[0], original(**arguments))
+
+    def prepare(original: Callable[..., None], self: Any, live: Any) -> None:
+        original(self, live)
+        if live.name == ARM:
+            factor[0] = 1.5
+
+    with changed_model(forward), replaced(bench.CaseBench, "_prepare", prepare):
+        yield
+
+
+def unseeded_noise() -> Patch:
+    """Every request begins from noise of its own."""
+    seeds = itertools.count()
+
+    def request(original: Callable[..., Any], self: Any, prompt: int, **how: Any) -> dict[str, Any]:
+        return {**original(self, prompt, **how), "generator": torch.Generator().manual_seed(next(seeds))}
+
+    return replaced(bench.base.Session, "request", request)
