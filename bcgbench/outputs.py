@@ -69,8 +69,8 @@ def _unsteady(floor: Fidelity, graph: Fidelity) -> Reason | None:
         text = "eager repeats each call and none of its requests: noise or tokens are not the same for every request"
         return Reason(code="requests-unlike", text=text)
     if floor.calls and not floor.calls_exact and early and all(d.exact for d in early):
-        text = "eager repeated its requests and afterwards none of its calls: a switch, weights or a cache of the model "
-        return Reason(code="eager-changed", text=text + "changed while the case ran")
+        text = "eager repeated its requests and afterwards none of its calls: a switch, weights or a cache of the "
+        return Reason(code="eager-changed", text=text + "model changed while the case ran")
     return None
 
 
@@ -113,7 +113,7 @@ def _unchecked(record: Record) -> Outputs:
 def describe(fidelity: Fidelity) -> str:
     """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12".
 
-    Where only whole requests differ, each of the 40 calls was right on its own inputs: what went wrong lies between them.
+    Where only whole requests differ, each call was right on its own inputs: what went wrong lies between the calls.
     """
     if fidelity.exact:
         return "exact"

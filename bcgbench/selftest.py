@@ -11,20 +11,21 @@ import contextlib
 import dataclasses
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import torch
-
 from bcgbench import bench, measure
 from bcgbench.child import reason_of
 from bcgbench.clock import HostClock
+from bcgbench.engagement import INFORMATIONAL
 from bcgbench.engine.tape import TapeSegment
 from bcgbench.errors import BcgbenchError
-from bcgbench.faults import FAULTS, Fault
+from bcgbench.faults import skipped
+from bcgbench.faults.fault import Fault
 from bcgbench.faults.places import ARM, replaced
 from bcgbench.outputs import answer
 from bcgbench.store import utc_now
@@ -39,10 +40,11 @@ PROMPTS = ("cube", "A small red cube on a white table")
 CONTROLS = ("tiny/z-image-turbo", "tiny/qwen-image", "tiny/sana1.5", "tiny/longcat-image", "tiny/ltx-2")
 """Tiny models that run without a fault: one denoiser call a step and two, one graph and several, picture and sound."""
 SEEDS = (42, 43, 44, 45, 46)
-LARGER = {"tiny/ltx-2-two-stage": 64}
-"""Pixels of a side where 32 are too few."""
 CARD = Gpu(name="NVIDIA B200", uuid_sha256="0" * 64, memory_bytes=180_000_000_000, driver="none")
 """Marks the records of a tiny run on a CPU as a GPU's: the card of the published figures."""
+
+QUIET = INFORMATIONAL | {"not-timed"}
+"""Reasons that say nothing against a record."""
 
 Records = dict[str, Record]
 
@@ -54,6 +56,9 @@ class Outcome:
     name: str
     expected: str
     found: str
+    """Reason codes and exit code."""
+    told: str
+    """What the reasons say."""
     passed: bool
     """Whether the fault was caught; of a case without a fault, whether nothing alarmed."""
     is_control: bool = False
@@ -62,32 +67,26 @@ class Outcome:
 
 def case_of(model: str, *, device: str = "cpu", **changes: Any) -> Case:
     """A tiny case of two steps and two prompts of unlike length, in float32."""
-    side = LARGER.get(model, 32)
-    base = Case(model=model, width_px=side, height_px=side, steps=2, prompts=PROMPTS, dtype="float32", device=device,
+    base = Case(model=model, width_px=32, height_px=32, steps=2, prompts=PROMPTS, dtype="float32", device=device,
                 rounds=1, profile=False, runners=ARMS)  # fmt: skip
     return dataclasses.replace(base, **changes)
 
 
-def selected(only: Sequence[str]) -> dict[str, Fault]:
-    """Faults whose name or part contains one of the texts; all without any."""
-    return {name: f for name, f in FAULTS.items() if not only or any(text in f"{f.part}/{name}" for text in only)}
-
-
-def skipped(fault: Fault, *, device: str) -> str:
-    """Why a fault is not run on this device, "" where it is."""
-    return "needs CUDA graphs, runs with --device cuda" if fault.backend == "cuda" and device == "cpu" else ""
-
-
-def run_all(
-    faults: dict[str, Fault], *, controls: Sequence[str], device: str, folder: Path, seeds: Sequence[int] = SEEDS
-) -> Iterator[Outcome]:
-    """Every case without a fault, then every fault that this device can show, as each ends."""
-    for model in controls:
+def run_controls(*, device: str, folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Outcome]:
+    """Cases without a fault, as each ends; on a CPU one of them judged as a GPU's too."""
+    for model in CONTROLS:
         for seed in seeds:
-            yield _timed(lambda m=model, s=seed: run_control(case_of(m, device=device, seed=s), folder=folder))
+            case = case_of(model, device=device, seed=seed)
+            yield _timed(partial(run_control, case, folder=folder, as_gpu=device != "cpu"))
+    if device == "cpu":
+        yield _timed(partial(run_control, case_of(CONTROLS[0]), folder=folder, as_gpu=True))
+
+
+def run_faults(faults: Mapping[str, Fault], *, device: str, folder: Path) -> Iterator[Outcome]:
+    """Every fault that this device can show, as each ends."""
     for name, fault in faults.items():
         if not skipped(fault, device=device):
-            yield _timed(lambda n=name, f=fault: run_fault(n, f, device=device, folder=folder))
+            yield _timed(partial(run_fault, name, fault, device=device, folder=folder))
 
 
 def _timed(run: Callable[[], Outcome]) -> Outcome:
@@ -109,11 +108,9 @@ def run_control(case: Case, *, folder: Path, as_gpu: bool = False) -> Outcome:
     else:
         records = run_records(case, folder=folder)
         alarms, code = _findings(records)
-    alarms = [reason for reason in alarms if reason.code not in ("not-timed", "uncalled")]
-    found = _phrase(alarms, code)
-    passed = not alarms and code == 0
-    return Outcome(name=f"{case.model} seed {case.seed}", expected="no alarm, exit 0", found=found, passed=passed,
-                   is_control=True)  # fmt: skip
+    alarms = [reason for reason in alarms if reason.code not in QUIET]
+    name = f"{case.model} seed {case.seed}" + (", as a GPU's" if as_gpu else "")
+    return _outcome(name, alarms, code, expected="exit 0", passed=not alarms and code == 0, is_control=True)
 
 
 def run_fault(name: str, fault: Fault, *, device: str, folder: Path) -> Outcome:
@@ -135,9 +132,8 @@ def run_fault(name: str, fault: Fault, *, device: str, folder: Path) -> Outcome:
         with inject():
             found, code = _findings(run_records(case, folder=folder))
     named = [reason for reason in found if reason.code == fault.code and fault.says in reason.text]
-    expected = f"{fault.code} ({fault.says}), exit {fault.exit_code}" if fault.says else f"{fault.code}, exit {code}"
     passed = bool(named) and code == fault.exit_code
-    return Outcome(name=name, expected=expected, found=_phrase(named or found, code), passed=passed)
+    return _outcome(name, named or found, code, expected=fault.finding, passed=passed)
 
 
 def run_records(case: Case, *, folder: Path, run_id: str = "selftest") -> Records:
@@ -168,9 +164,12 @@ def _findings(records: Records) -> tuple[list[Reason], int]:
     return reasons, worst(codes)
 
 
-def _phrase(reasons: Sequence[Reason], code: int) -> str:
-    texts = dict.fromkeys(f"{reason.code}: {reason.text}" for reason in reasons)
-    return "; ".join([*texts, f"exit {code}"]) if texts else f"nothing, exit {code}"
+def _outcome(name: str, reasons: Sequence[Reason], code: int, *, expected: str, passed: bool,
+             is_control: bool = False) -> Outcome:  # fmt: skip
+    codes = dict.fromkeys(reason.code for reason in reasons)
+    told = "; ".join(dict.fromkeys(reason.text for reason in reasons))
+    return Outcome(name=name, expected=expected, found=", ".join([*codes, f"exit {code}"]), told=told, passed=passed,
+                   is_control=is_control)  # fmt: skip
 
 
 # --- records of a CPU, marked as a GPU's ------------------------------------------------------------------------------
@@ -212,8 +211,3 @@ def _as_gpu(record: Record, *, launches: int) -> Record:
     )  # fmt: skip
     status, reasons = judge(marked)
     return dataclasses.replace(marked, status=status, reasons=reasons)
-
-
-def default_device() -> str:
-    """ "cuda" where torch finds one, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"

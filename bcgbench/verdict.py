@@ -247,9 +247,7 @@ def _memory_ratio(a: Record, b: Record) -> float | None:
     return peaks[1] / peaks[0] if peaks[0] and peaks[1] is not None else None
 
 
-def _limits_passed(
-    a: Record, b: Record, limits: Thresholds, *, rerun: Fidelity | None
-) -> Iterable[tuple[int, Reason]]:
+def _limits_passed(a: Record, b: Record, limits: Thresholds, *, rerun: Fidelity | None) -> Iterable[tuple[int, Reason]]:
     ratio = _memory_ratio(a, b)
     if limits.max_memory_ratio is not None and ratio is not None and ratio > limits.max_memory_ratio:
         text = f"peak memory is {ratio:.3f} times that of {a.runner}, limit {limits.max_memory_ratio:.3f}"

@@ -153,6 +153,7 @@ def test_options_are_pinned():
         "list": ["--debug", "--json", "--results"],
         "plan": sorted([*case, "--debug", "--json"]),
         "doctor": ["--debug", "--json", "--results", "--strict"],
+        "selftest": ["--debug", "--device", "--json", "--list", "--only", "--quiet"],
     }
 
 

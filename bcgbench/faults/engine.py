@@ -12,7 +12,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bcgbench import bench
 from bcgbench.arms import Arm
 from bcgbench.engine import graphed, segments, trees
 from bcgbench.engine.buffers import StaticInputs
@@ -21,6 +20,7 @@ from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.steps import Break, Guard
 from bcgbench.faults.places import changed_model, replaced
+from bcgbench.models import base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +149,7 @@ def lost_random_advance() -> Iterator[None]:
 
     with (
         changed_model(forward),
-        replaced(bench.base.Session, "produce", seeded),
+        replaced(base.Session, "produce", seeded),
         replaced(Arm, "call", seeded),
         replaced(SegmentedGraph, "replay", replay),
     ):

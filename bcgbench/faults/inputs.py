@@ -14,7 +14,7 @@ from torch import nn
 from bcgbench import arms, bench
 from bcgbench.engine import trees
 from bcgbench.faults.places import ARM, changed_model, changed_session, in_arm, replaced
-from bcgbench.models import qwen_image, z_image
+from bcgbench.models import base, qwen_image, z_image
 from bcgbench.models.padding import PadCache, pad_to
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _requested(**changes: Any) -> Patch:
     def request(original: Callable[..., Any], self: Any, prompt: int, **how: Any) -> dict[str, Any]:
         return {**original(self, prompt, **how), **changes}
 
-    return in_arm(lambda: replaced(bench.base.Session, "request", request))
+    return in_arm(lambda: replaced(base.Session, "request", request))
 
 
 def other_guidance() -> Patch:
@@ -86,7 +86,7 @@ def other_steps() -> Patch:
 
 def other_precision() -> Patch:
     """One arm runs under autocast."""
-    return in_arm(lambda: torch.autocast("cpu", dtype=torch.bfloat16))
+    return in_arm(lambda: torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16))
 
 
 def _loaded(**changes: Any) -> Patch:
@@ -95,7 +95,7 @@ def _loaded(**changes: Any) -> Patch:
     def load(original: Callable[..., Any], case: Case) -> Any:
         return original(replace(case, **changes))
 
-    return replaced(bench.base, "load", load)
+    return replaced(base, "load", load)
 
 
 def unlike_steps() -> Patch:
@@ -163,7 +163,7 @@ def skipped_prompt() -> Patch:
     def produce(original: Callable[..., Any], self: Any, _prompt: int, **how: Any) -> Any:
         return original(self, 0, **how)
 
-    return in_arm(lambda: replaced(bench.base.Session, "produce", produce))
+    return in_arm(lambda: replaced(base.Session, "produce", produce))
 
 
 @contextmanager
@@ -190,4 +190,4 @@ def unseeded_noise() -> Patch:
     def request(original: Callable[..., Any], self: Any, prompt: int, **how: Any) -> dict[str, Any]:
         return {**original(self, prompt, **how), "generator": torch.Generator().manual_seed(next(seeds))}
 
-    return replaced(bench.base.Session, "request", request)
+    return replaced(base.Session, "request", request)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bcgbench import bench
+from bcgbench.models import base
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def changed_session(change: Callable[[Any], None]) -> AbstractContextManager[Any
         change(session)
         return session
 
-    return replaced(bench.base, "load", load)
+    return replaced(base, "load", load)
 
 
 def changed_model(forward: Callable[..., Any]) -> AbstractContextManager[Any]:
