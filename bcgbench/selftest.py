@@ -83,8 +83,8 @@ def run_controls(*, device: str, folder: Path, seeds: Sequence[int] = SEEDS) -> 
 
 
 def run_faults(faults: Mapping[str, Fault], *, device: str, folder: Path) -> Iterator[Outcome]:
-    """Every fault that this device can show, as each ends."""
-    for name, fault in faults.items():
+    """Every fault that this device can show, as each ends; last those that may cost the process its GPU."""
+    for name, fault in sorted(faults.items(), key=lambda item: item[1].backend == "cuda"):
         if not skipped(fault, device=device):
             yield _timed(partial(run_fault, name, fault, device=device, folder=folder))
 

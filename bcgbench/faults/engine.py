@@ -14,10 +14,11 @@ from torch import Tensor
 
 from bcgbench.arms import Arm
 from bcgbench.engine import graphed, segments, trees
-from bcgbench.engine.buffers import StaticInputs
+from bcgbench.engine.buffers import Address, StaticInputs
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.segments import Bridge, CudaSegment
 from bcgbench.engine.steps import Break, Guard
 from bcgbench.faults.places import changed_model, replaced
 from bcgbench.models import base
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Patch = AbstractContextManager[Any]
 MASK_AXES = 2
 ODD = 2
+CHURN = 16
+"""Tensors of each size that take freed memory."""
 
 
 def stale_input() -> Patch:
@@ -243,20 +246,25 @@ def nan_output() -> Patch:
 
 @contextmanager
 def freed_reference() -> Iterator[None]:
-    """A captured graph does not keep what it reads, and the allocator gives that memory to others."""
-    churn: list[Tensor] = []
+    """A graph reads what a break returned where it lay, without keeping it, and the allocator gives it to others."""
+    returned: list[Tensor] = []
+    others: list[Tensor] = []
 
-    def capture(original: Callable[..., Any], *args: Any, **kwargs: Any) -> SegmentedGraph:
-        graph: SegmentedGraph = original(*args, **kwargs)
-        sizes = [tensor.numel() for tensor in graph.held if not isinstance(tensor, torch.nn.Parameter)]
-        graph.held.clear()
-        device = graph.inputs.buffers[0].device
-        churn.extend(torch.full((size,), 7.0, device=device) for size in sizes * 64)
+    def bridge(_original: Callable[..., Any], _self: CudaSegment, result: Tensor) -> tuple[Tensor, Bridge]:
+        returned.append(torch.empty_like(result, device="meta"))
+        return result, Bridge(Address.of(result))
+
+    def capture(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        graph = original(*args, **kwargs)
+        others.extend(torch.full_like(like, 7, device="cuda") for like in returned * CHURN)
         return graph
 
-    with replaced(graphed, "capture", capture):
+    with (
+        replaced(CudaSegment, "bridge", bridge),
+        patch.object(Bridge, "fill", lambda _self, _result: None),
+        replaced(graphed, "capture", capture),
+    ):
         yield
-    churn.clear()
 
 
 @contextmanager

@@ -43,7 +43,7 @@ FAULTS: dict[str, Fault] = {
         code="outputs-differ", says="calls, first call 1", exit_code=3,
     ),
     "lost-random-advance": Fault(
-        part="replay", breaks="every replay draws the same random numbers", published=("pytorch/pytorch#143572",),
+        part="replay", breaks="every replay draws the same random numbers",
         inject="engine:lost_random_advance", case={"dtype": "bfloat16"},
         code="outputs-differ", says="4 calls alone exact, worse than eager", exit_code=3,
     ),
@@ -70,9 +70,9 @@ FAULTS: dict[str, Fault] = {
         inject="measured:wrong_in_a_round", code="outputs-differ", says="in round 0", exit_code=3,
     ),
     "freed-reference": Fault(
-        part="replay", breaks="a graph does not keep alive what it reads, and its memory goes to others",
+        part="replay", breaks="a graph reads what a break returned where it lay, and that memory goes to others",
         published=(_SGLANG(30584), _SGLANG(34183), _SGLANG(37606), "NVIDIA/Megatron-LM#3970"), backend="cuda",
-        inject="engine:freed_reference", model="tiny/glm-image", code="outputs-differ", says="calls", exit_code=3,
+        inject="engine:freed_reference", code="outputs-differ", says="calls, first call", exit_code=3,
     ),
     # --- capture ------------------------------------------------------------------------------------------------------
     "failing-capture": Fault(
