@@ -108,7 +108,8 @@ FAULTS: dict[str, Fault] = {
         inject="measured:wrapped_psnr", code="outputs-differ", says="no finite PSNR in image", exit_code=3,
     ),
     "resized-image": Fault(
-        part="output", breaks="one arm's picture was made at half the size and scaled up", backend="none", inject="measured:resized_image",
+        part="output", breaks="one arm's picture was made at half the size and scaled up", backend="none",
+        inject="measured:resized_image",
         code="outputs-differ", says="in image 0; each of 4 calls alone exact", exit_code=3,
     ),
     "other-size": Fault(
