@@ -25,6 +25,7 @@ from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
 from bcgbench.types import Engagement, Miss
+from bcgbench.unchanged import mark
 
 Key = tuple[str, Signature]
 """Module and signature: one graph."""
@@ -68,6 +69,7 @@ class Hook:
             policy = replace(policy, names=(*policy.names, *adapter.breaks))
         self._device = session.device
         self.module = module
+        self.weights = mark(module)
         self.original = original
         self.bind = Binder(original)
         self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module)

@@ -16,6 +16,7 @@ from bcgbench import __version__, cli_divergence, cli_validate
 from bcgbench import cli_options as opt
 from bcgbench.cli_guard import INTERRUPTED, guarded, say
 from bcgbench.cli_options import DEFAULT_RESULTS
+from bcgbench.cli_selftest import selftest
 from bcgbench.errors import NothingMeasured, UsageError
 
 if TYPE_CHECKING:
@@ -280,3 +281,6 @@ def doctor(
     text, fine = cli_info.diagnosis(results=results, as_json=as_json)
     typer.echo(text)
     return 7 if strict and not fine else 0
+
+
+app.command()(guarded(selftest))

@@ -34,7 +34,7 @@ def engagement_reasons(record: Record) -> tuple[Reason, ...]:
     if proof is None:
         text = f"{record.runner} carries no proof of replay (no engagement); its times may be eager times"
         return (Reason(code="not-engaged", text=text),)
-    return (*_replay_reasons(proof, record.measured), *_capture_reasons(proof))
+    return (*_replay_reasons(proof, record.measured), *_launch_reasons(record), *_capture_reasons(proof))
 
 
 def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[Reason]:
@@ -54,6 +54,14 @@ def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[R
     fallbacks = max(proof.fallbacks, sum(s.fallbacks for s in measured))
     if fallbacks:
         yield Reason(code="fallback", text=f"transformer calls that ran eagerly: {fallbacks}; {_misses_phrase(proof)}")
+
+
+def _launch_reasons(record: Record) -> Iterable[Reason]:
+    """The arm's own counters against the profiler, which saw what the host launched."""
+    launches = record.profile.launches if record.profile else {}
+    if record.backend == "cuda" and any(launches.values()) and not launches.get("graph"):
+        text = "the profiler saw no graph launch in a denoise loop whose calls count as replayed; they ran eagerly"
+        yield Reason(code="not-engaged", text=text)
 
 
 def _misses_phrase(proof: Engagement) -> str:

@@ -47,12 +47,31 @@ def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -
     if graph.exact:
         believed = record.status == "OK"
         return Outputs(exact=True, phrase="exact" + note) if believed else Outputs(exact=None, phrase="not judged")
+    if floor and (unsteady := _unsteady(floor, graph)):
+        return Outputs(exact=None, phrase=f"not judged: {unsteady.text}", exit_code=4, reasons=(unsteady,))
     phrase = describe(graph)
     if floor and no_worse(graph, floor, margin_db=margin_db):
         return Outputs(exact=False, phrase=f"{phrase}, no worse than eager{note}")
     phrase += f", worse than eager{note}" if floor else ""
     reason = Reason(code="outputs-differ", text=f"{record.runner} against {graph.reference}: {phrase}")
     return Outputs(exact=False, phrase=phrase, exit_code=DIFFER, reasons=(reason,))
+
+
+def _unsteady(floor: Fidelity, graph: Fidelity) -> Reason | None:
+    """Why eager is no measure for this graph: it differs from itself by another cause than kernels that vary.
+
+    Kernels that vary do so in some calls and some requests. All calls alike and no two requests, or all requests alike
+    and no call afterwards, is none of their doing, and would excuse any graph.
+    """
+    early = [d for d in floor.latents if " in round " not in d.name]
+    steady_calls = floor.calls > 0 and floor.calls == floor.calls_exact
+    if steady_calls and graph.calls == graph.calls_exact and early and not any(d.exact for d in floor.latents):
+        text = "eager repeats each call and none of its requests: noise or tokens are not the same for every request"
+        return Reason(code="requests-unlike", text=text)
+    if floor.calls and not floor.calls_exact and early and all(d.exact for d in early):
+        text = "eager repeated its requests and afterwards none of its calls: a switch, weights or a cache of the "
+        return Reason(code="eager-changed", text=text + "model changed while the case ran")
+    return None
 
 
 def judge_across(a: Record, b: Record, *, own: Outputs, refused: tuple[Reason, ...], stable: bool) -> Outputs:
@@ -92,12 +111,17 @@ def _unchecked(record: Record) -> Outputs:
 
 
 def describe(fidelity: Fidelity) -> str:
-    """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12"."""
+    """Return "exact", or "differs: max difference 3, PSNR 52.0 dB in image 0; 28 of 40 calls, first call 12".
+
+    Where only whole requests differ, each call was right on its own inputs: what went wrong lies between the calls.
+    """
     if fidelity.exact:
         return "exact"
     parts = [size_phrase(d) for d in [worst_difference(fidelity.finals)] if d]
     if wrong := fidelity.calls - fidelity.calls_exact:
         parts.append(f"{wrong} of {fidelity.calls} calls, first call {fidelity.first_call}")
+    elif fidelity.calls:
+        parts.append(f"each of {fidelity.calls} calls alone exact")
     return "differs: " + "; ".join(parts)
 
 

@@ -11,6 +11,7 @@ from bcgbench.clock import Clock
 from bcgbench.measure import Measured, Turn, time_call
 from bcgbench.models.base import Session
 from bcgbench.types import Environment, Fidelity, GpuState, Memory, Phase, Profile, Reason, Record, Sample
+from bcgbench.unchanged import changed
 from bcgbench.verdict import judge
 
 CALL_REPEATS = 200
@@ -68,13 +69,14 @@ def assemble(
     """The judged record of one arm."""
     case = session.case
     first = next((sample.end_to_end_s for sample in result.samples if sample.phase == "first"), None)
+    weights = changed({name: (hook.module, hook.weights) for name, hook in arm.hooks.items()})
     record = Record(
         run_id=run_id,
         case=case,
         runner=arm.runner.name,
         attempt=attempt,
-        status="FAILED" if result.failure else "OK",
-        reasons=(result.failure,) if result.failure else (),
+        status="FAILED" if result.failure else "INVALID" if weights else "OK",
+        reasons=tuple(reason for reason in (result.failure, weights) if reason),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=environment,
         backend=arm.backend,

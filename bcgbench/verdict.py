@@ -154,7 +154,7 @@ def compare(
     outputs = judge_outputs(b, rerun=known, margin_db=thresholds.floor_margin_db)
     if a.run_id != b.run_id:
         outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
-    over = tuple(_limits_passed(a, b, thresholds))
+    over = tuple(_limits_passed(a, b, thresholds, rerun=known))
     statuses = [_status_exit(r) for r in (a, b)]
     unlike = 4 if refused and not any(statuses) else 0
     slower = 1 if speed.speed == "SLOWER" else 0
@@ -250,7 +250,7 @@ def _memory_ratio(a: Record, b: Record) -> float | None:
     return peaks[1] / peaks[0] if peaks[0] and peaks[1] is not None else None
 
 
-def _limits_passed(a: Record, b: Record, limits: Thresholds) -> Iterable[tuple[int, Reason]]:
+def _limits_passed(a: Record, b: Record, limits: Thresholds, *, rerun: Fidelity | None) -> Iterable[tuple[int, Reason]]:
     ratio = _memory_ratio(a, b)
     if limits.max_memory_ratio is not None and ratio is not None and ratio > limits.max_memory_ratio:
         text = f"peak memory is {ratio:.3f} times that of {a.runner}, limit {limits.max_memory_ratio:.3f}"
@@ -258,7 +258,8 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds) -> Iterable[tuple[i
     padding = answer((b, a), "padding")
     worst_call = padding.worst_call if padding else None
     if b.case.dtype == "float32" and worst_call and worst_call.data_range:
-        share = worst_call.max_abs / (worst_call.data_range / 2)
+        own = rerun.worst_call.max_abs if rerun and rerun.worst_call else 0.0  # what eager does to itself, not padding
+        share = (worst_call.max_abs - own) / (worst_call.data_range / 2)
         if share > limits.max_padding_float32:
             text = f"padding changes {worst_call.name} by {share:.2g} of its size in float32, limit "
             yield 3, Reason(code="padding-over-limit", text=f"{text}{limits.max_padding_float32:g}; is a mask missing?")

@@ -160,6 +160,7 @@ def test_options_are_pinned():
         "plan": sorted([*case, "--debug", "--json"]),
         "doctor": ["--debug", "--json", "--results", "--strict"],
         "divergence": sorted({*case, *extra} - unmeasured),
+        "selftest": ["--debug", "--device", "--json", "--list", "--only", "--quiet"],
     }
 
 

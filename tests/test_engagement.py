@@ -132,3 +132,15 @@ def test_a_baseline_that_replays_is_no_baseline() -> None:
 def test_the_tape_owes_proof_too() -> None:
     """A tape run without replays is INVALID."""
     assert codes(judge(on_tape(engagement=None))) == ["not-engaged"]
+
+
+@pytest.mark.parametrize(("launched", "expected"), [(0.0, ["not-engaged"]), (122.0, [])])
+def test_a_profile_without_a_graph_launch_contradicts_the_counters(launched: float, expected: list[str]) -> None:
+    """Every counter says replayed, and the host launched kernels only."""
+    found = judge(graph_record(profile=make.profile(launches={"kernel": 498.0, "graph": launched})))
+    assert codes(found) == expected
+
+
+def test_an_empty_profile_contradicts_nothing() -> None:
+    """A trace that saw nothing at all is a broken trace."""
+    assert judge(graph_record(profile=make.profile(launches={"kernel": 0.0, "graph": 0.0}))) == ("OK", ())

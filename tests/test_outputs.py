@@ -186,3 +186,42 @@ def test_wrong_outputs_of_a_run_are_not_hidden_by_another_prior() -> None:
 def test_outputs_of_runs_that_are_not_alike_are_not_compared(changes: dict[str, Any]) -> None:
     """Without a known prior, or on other software, unequal digests say nothing."""
     assert compare(*of_runs(fidelity=(other_image(),), **changes)).fidelity == "exact"
+
+
+def test_requests_that_differ_while_every_call_is_exact_say_so() -> None:
+    """Each call is right on its own inputs: an overwritten output, or settings of one arm."""
+    late = make.fidelity(latents=(unequal(),))
+    assert compare(record(), graph_record(fidelity=(late,))).fidelity.endswith("each of 40 calls alone exact")
+
+
+def test_noise_that_differs_per_request_excuses_no_graph() -> None:
+    """Eager repeats all calls and no request: that is no noise of kernels, and pictures cannot be judged."""
+    other = make.fidelity(question="rerun", latents=(unequal(), unequal(name="latents 1")))
+    found = compare(record(fidelity=(other,)), graph_record(fidelity=(make.fidelity(latents=(unequal(),)),)))
+    assert (found.exact, found.exit_code, found.reasons[0].code) == (None, 4, "requests-unlike")
+
+
+def test_an_eager_that_changed_after_its_requests_excuses_no_graph() -> None:
+    """All requests repeat, then not one call does: something was switched."""
+    switched = inexact(question="rerun", calls_exact=0, first_call=0, latents=make.fidelity().latents)
+    found = compare(record(fidelity=(switched,)), graph_record(fidelity=(inexact(),)))
+    assert (found.exact, found.exit_code, found.reasons[0].code) == (None, 4, "eager-changed")
+
+
+def test_an_exact_graph_stays_exact_whatever_eager_does() -> None:
+    """It equals padded eager bit for bit in the same process."""
+    other = make.fidelity(question="rerun", latents=(unequal(), unequal(name="latents 1")))
+    assert compare(record(fidelity=(other,)), graph_record()).exact
+
+
+@pytest.mark.parametrize(("own", "code"), [(0.0, 3), (0.5, 4)])
+def test_what_eager_does_to_itself_is_not_charged_to_padding(own: float, code: int) -> None:
+    """Padded eager is as far from the traced call as unpadded eager is: no mask is missing."""
+    case = make.case(dtype="float32")
+    moved = unequal(name="call 3", max_abs=0.5)
+    padding = inexact(question="padding", worst_call=moved)
+    rerun = make.fidelity(question="rerun", calls_exact=0 if own else 40, worst_call=moved if own else None)
+    wrong = inexact() if own else make.fidelity()
+    found = compare(record(case=case, fidelity=(rerun,)), graph_record(case=case, fidelity=(wrong, padding)))
+    assert found.exit_code == code
+    assert ("padding-over-limit" in [reason.code for reason in found.reasons]) is not bool(own)

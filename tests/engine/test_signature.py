@@ -533,3 +533,10 @@ class TestAmbient:
         with torch.autocast("cpu", dtype=torch.float16):
             two = ambient(None, CPU)
         assert one != two
+
+
+def test_keys_that_cannot_be_sorted_are_a_signature() -> None:
+    """A dict keyed by numbers and names; sorting its keys would raise."""
+    mixed = sign({"x": {1: torch.ones(1), "one": 2}})
+    assert mixed.signature == sign({"x": {1: torch.zeros(1), "one": 2}}).signature
+    assert mixed.signature != sign({"x": {1: torch.ones(1), "one": 3}}).signature

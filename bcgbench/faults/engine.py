@@ -1,0 +1,285 @@
+"""Faults of capture and replay: each patches one function of the engine for as long as its context is open.
+
+Here: what is broken and how. Not here: what has to find it (the table in `faults`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bcgbench.arms import Arm
+from bcgbench.engine import graphed, segments, trees
+from bcgbench.engine.buffers import Address, StaticInputs
+from bcgbench.engine.cache import GraphCache, Limits
+from bcgbench.engine.graph import SegmentedGraph
+from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.segments import Bridge, CudaSegment
+from bcgbench.engine.steps import Break, Guard
+from bcgbench.faults.places import changed_model, replaced
+from bcgbench.models import base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Patch = AbstractContextManager[Any]
+MASK_AXES = 2
+ODD = 2
+CHURN = 16
+"""Tensors of each size that take freed memory."""
+
+
+def stale_input() -> Patch:
+    """A graph reads what its inputs held at capture."""
+
+    def update(original: Callable[..., None], self: StaticInputs, leaves: list[Any]) -> None:
+        if not self.copies:
+            original(self, leaves)
+
+    return replaced(StaticInputs, "update", update)
+
+
+def frozen_mask() -> Patch:
+    """One input of many, the prompt's mask, stays as captured."""
+
+    def is_mask(leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and leaf.dtype in (torch.int64, torch.bool) and leaf.ndim == MASK_AXES
+
+    def update(original: Callable[..., None], self: StaticInputs, leaves: list[Any]) -> None:
+        own = dict(zip(self._buffers, self.buffers, strict=True)) if self.copies else {}
+        original(self, [own.get(index, leaf) if is_mask(leaf) else leaf for index, leaf in enumerate(leaves)])
+
+    return replaced(StaticInputs, "update", update)
+
+
+def uncloned_output() -> Patch:
+    """A replay hands out the graph's own output memory."""
+
+    def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
+        original(self, leaves)
+        return self.output
+
+    return replaced(SegmentedGraph, "replay", replay)
+
+
+def dropped_bridge() -> Patch:
+    """What a break returns at replay is not copied to where the next segment reads."""
+
+    def replay(_original: Callable[..., None], self: Break) -> None:
+        self.function(*self.args, **self.kwargs)
+
+    return replaced(Break, "replay", replay)
+
+
+def wrong_graph() -> Patch:
+    """Any signature finds the graph that was captured first."""
+
+    def find(_original: Callable[..., Any], self: GraphCache, _signature: Any) -> list[SegmentedGraph]:
+        return self.graphs[:1]
+
+    return replaced(GraphCache, "find", find)
+
+
+def wrong_branch() -> Patch:
+    """Every other replay, the unconditional branch, returns what the one before it returned."""
+    kept: list[Any] = []
+
+    def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
+        kept.append(original(self, leaves))
+        return trees.clone(kept[-1] if len(kept) % ODD else kept[-2])
+
+    return replaced(SegmentedGraph, "replay", replay)
+
+
+def baked_constant() -> ExitStack:
+    """A number that the model reads on the host at every step, and guards that do not look at it again."""
+    both = ExitStack()
+    both.enter_context(host_read())
+    both.enter_context(patch.object(Guard, "replay", lambda _self: None))
+    return both
+
+
+def host_read() -> Patch:
+    """The model reads a number on the host that is another in each call, so that no graph can have it."""
+    calls = itertools.count()
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        float(arguments["t"].flatten()[0] + next(calls))
+        return original(**arguments)
+
+    return changed_model(forward)
+
+
+def failing_capture() -> Patch:
+    """The model indexes with a mask, which a graph cannot hold."""
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        output = original(**arguments)
+        trees.map_leaves(lambda leaf: leaf[leaf > 0].sum(), output)
+        return output
+
+    return changed_model(forward)
+
+
+def dead_argument() -> Patch:
+    """A call carries 72,000 values that nothing reads."""
+
+    def call(original: Callable[..., Any], self: Any, arguments: dict[str, Any]) -> Any:
+        return original(self, {**arguments, "dead": [None] * 72_000})
+
+    return replaced(GraphedForward, "__call__", call)
+
+
+@contextmanager
+def lost_random_advance() -> Iterator[None]:
+    """A model that draws random numbers in its forward, every request and every checked call from one
+    seed; a replay never advances the generator.
+    """
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        return trees.map_leaves(lambda leaf: leaf + torch.randn_like(leaf), original(**arguments))
+
+    def seeded(original: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        torch.manual_seed(0)
+        return original(*args, **how)
+
+    def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
+        with torch.random.fork_rng():
+            return original(self, leaves)
+
+    with (
+        changed_model(forward),
+        replaced(base.Session, "produce", seeded),
+        replaced(Arm, "call", seeded),
+        replaced(SegmentedGraph, "replay", replay),
+    ):
+        yield
+
+
+def eager_in_disguise() -> Patch:
+    """A call of a graph arm runs eagerly."""
+
+    def call(_original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
+        self.calls += 1
+        return self._forward(arguments)
+
+    return replaced(GraphedForward, "__call__", call)
+
+
+def counted_not_done() -> Patch:
+    """A call of a graph arm runs eagerly and counts as a replay of the cache."""
+
+    def call(_original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
+        self.calls += 1
+        self.replays += self._policy is not None
+        return self._forward(arguments)
+
+    return replaced(GraphedForward, "__call__", call)
+
+
+def replay_recomputed() -> Patch:
+    """A call of a graph arm runs eagerly, and every counter, the graph's own too, calls it a replay."""
+
+    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
+        graph = self.serving(self.sign(arguments))
+        if graph is None:
+            return original(self, arguments)
+        graph.replays += 1
+        self.replays += 1
+        self.calls += 1
+        return self._forward(arguments)
+
+    return replaced(GraphedForward, "__call__", call)
+
+
+def baseline_replayed() -> Patch:
+    """The eager arm's calls count as replays: it is not the baseline that it claims to be."""
+
+    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
+        self.replays += self._policy is None
+        return original(self, arguments)
+
+    return replaced(GraphedForward, "__call__", call)
+
+
+@contextmanager
+def late_capture() -> Iterator[None]:
+    """Preparation captures nothing, and a call without a graph captures one in the middle of a request."""
+
+    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
+        self.prepare(arguments)
+        return original(self, arguments)
+
+    with (
+        patch.object(GraphedForward, "freeze", lambda _self: None),
+        patch.object(Arm, "_variants", lambda _self, _calls: []),
+        replaced(GraphedForward, "__call__", call),
+    ):
+        yield
+
+
+def raising_replay() -> Patch:
+    """An eager call between two segments raises."""
+
+    def replay(_original: Callable[..., None], self: Break) -> None:
+        raise RuntimeError(f"injected into {self.name}")
+
+    return replaced(Break, "replay", replay)
+
+
+def evicted_graph() -> Patch:
+    """The cache holds one graph where the case needs more."""
+    return patch.object(graphed, "Limits", lambda: Limits(entries=1))
+
+
+def nan_output() -> Patch:
+    """A replay computes NaN."""
+
+    def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
+        return trees.map_leaves(lambda leaf: leaf * float("nan"), original(self, leaves))
+
+    return replaced(SegmentedGraph, "replay", replay)
+
+
+@contextmanager
+def freed_reference() -> Iterator[None]:
+    """A graph reads what a break returned where it lay, without keeping it, and the allocator gives it to others."""
+    returned: list[Tensor] = []
+    others: list[Tensor] = []
+
+    def bridge(_original: Callable[..., Any], _self: CudaSegment, result: Tensor) -> tuple[Tensor, Bridge]:
+        returned.append(torch.empty_like(result, device="meta"))
+        return result, Bridge(Address.of(result))
+
+    def capture(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        graph = original(*args, **kwargs)
+        others.extend(torch.full_like(like, 7, device="cuda") for like in returned * CHURN)
+        return graph
+
+    with (
+        replaced(CudaSegment, "bridge", bridge),
+        patch.object(Bridge, "fill", lambda _self, _result: None),
+        replaced(graphed, "capture", capture),
+    ):
+        yield
+
+
+@contextmanager
+def unjoined_stream() -> Iterator[None]:
+    """The model leaves work on a side stream, and the engine does not join it before it ends a segment."""
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        output = original(**arguments)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            trees.map_leaves(lambda leaf: leaf * 2, output)
+        return output
+
+    with changed_model(forward), patch.object(segments, "_watch_forks", lambda _stream, _forks: ExitStack()):
+        yield
