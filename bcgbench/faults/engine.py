@@ -5,7 +5,6 @@ Here: what is broken and how. Not here: what has to find it (the table in `fault
 
 from __future__ import annotations
 
-import itertools
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -97,19 +96,24 @@ def wrong_branch() -> Patch:
 
 
 def baked_constant() -> ExitStack:
-    """A number that the model reads on the host at every step, and guards that do not look at it again."""
+    """The model's output depends on its timestep read on the host, and guards do not look at it again."""
+
+    def forward(original: Callable[..., Any], **arguments: Any) -> Any:
+        factor = 1 + float(arguments["t"].flatten()[0])
+        return trees.map_leaves(lambda leaf: leaf * factor, original(**arguments))
+
     both = ExitStack()
-    both.enter_context(host_read())
+    both.enter_context(changed_model(forward))
     both.enter_context(patch.object(Guard, "replay", lambda _self: None))
     return both
 
 
 def host_read() -> Patch:
-    """The model reads a number on the host that is another in each call, so that no graph can have it."""
-    calls = itertools.count()
+    """The model counts its calls on the device and reads the count: another in each, so that no graph can have it."""
+    count = torch.zeros(())
 
     def forward(original: Callable[..., Any], **arguments: Any) -> Any:
-        float(arguments["t"].flatten()[0] + next(calls))
+        float(count.add_(1))
         return original(**arguments)
 
     return changed_model(forward)
