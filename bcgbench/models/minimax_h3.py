@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FRAME_STEP, FRAME_REST = 17, 5
 MIN_FRAMES, MAX_FRAMES = 124, 345
 """Five and fifteen seconds at 24 frames, on the grid of the video's autoencoder."""
-AUDIO_SHIFT = 3.0
+AUDIO_SHIFT, AUDIO_CHANNELS = 3.0, 32
 
 
 class Pipeline:
@@ -194,7 +194,11 @@ MINIMAX_H3 = MiniMaxH3(
     networks={
         "transformer": Component(kind="MiniMaxH3Transformer3DModel"),
         "vae": Component(kind="AutoencoderKLMiniMaxH3"),
-        "audio_vae": Component(kind="AutoencoderKLMiniMaxH3Audio"),
+        # The class leaves out the statistics by which the sound's latents are scaled back; random weights have none.
+        "audio_vae": Component(
+            kind="AutoencoderKLMiniMaxH3Audio",
+            config={"latents_mean": [0.0] * AUDIO_CHANNELS, "latents_std": [1.0] * AUDIO_CHANNELS},
+        ),
     },
     scheduler=Component(kind="MiniMaxH3Scheduler", config={"shift": 12.0}),
     text_width=5120,

@@ -107,3 +107,13 @@ def test_laying_out_restores_torch():
         lay_out("QwenImageTransformer2DModel", {"no_such_option": 1})
     assert torch.nn.Module.register_parameter is original
     assert torch.nn.Linear(2, 2).weight.device == CPU
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if not facts(name).tiny])
+def test_random_autoencoders_have_the_statistics_that_decoding_reads(model: str):
+    """A class may leave its latents' mean and deviation to the released configuration: then decoding would fail."""
+    for name, part in adapter(model).networks.items():
+        config = lay_out(part.kind, part.config).config if "vae" in name else {"scaling_factor": None}
+        if "scaling_factor" not in config:
+            for key in ("latents_mean", "latents_std"):
+                assert config.get(key, ()) is not None, (name, key)
