@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from bcgbench import cli_options as opt
 from bcgbench.cli_guard import guarded, say
 from bcgbench.errors import UsageError
+from bcgbench.faults import named, put_in
 
 if TYPE_CHECKING:
     from bcgbench.divergence import CaseDivergence, ReplayFinding
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 DIFFERS, NOT_ENGAGED = 3, 4
 Arms = Annotated[
     list[str] | None, typer.Argument(metavar="[A B]", help="Two arms, see `list runners`. Default: eager-padded bcg.")
+]
+Fault = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Put a fault of `selftest --list` into bcgbench, to see how it is found."),
 ]
 
 
@@ -44,6 +50,7 @@ def divergence(
     seed: opt.Seed = None,
     prior: opt.Prior = None,
     rewrite_prompts: opt.RewritePrompts = False,
+    fault: Fault = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
@@ -63,7 +70,9 @@ def divergence(
         suite=suite, only=only, models=model, resolutions=res, runners=names, prompts=prompt, buckets=buckets,
         values=values,
     )  # fmt: skip
-    return _compared(cli_run.cases_of(selection), (names[0], names[1]), as_json=as_json, quiet=quiet)
+    cases = cli_run.cases_of(selection)
+    with contextlib.nullcontext() if fault is None else put_in(named(fault)):
+        return _compared(cases, (names[0], names[1]), as_json=as_json, quiet=quiet)
 
 
 def _compared(cases: Sequence[Case], arms: tuple[str, str], *, as_json: bool, quiet: bool) -> int:

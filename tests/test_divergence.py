@@ -317,6 +317,13 @@ def test_the_command_exits_with_0_where_nothing_differs(loaded: base.Session):
     assert command("eager")[0] == 2
 
 
+def test_a_fault_can_be_put_in():
+    """As a demonstration: the caption in a bucket that the model does not round to."""
+    code, text = command("eager", "eager-padded", "--model", "tiny/z-image", "-k", "z-image", "--fault", "wrong-bucket")
+    assert (code, "context_refiner.0.attention" in text) == (3, True)
+    assert command("--fault", "nothing-known")[0] == 2
+
+
 def test_calls_without_a_graph_prove_nothing(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
     """Eager against eager is equal: exit code 4, with the reason."""
     monkeypatch.setattr(GraphCache, "find", lambda _self, _signature: [])

@@ -7,8 +7,11 @@ one row. The tables import no torch, so that they can be listed anywhere.
 
 from __future__ import annotations
 
+import contextlib
+import pkgutil
 from collections.abc import Sequence
 
+from bcgbench.errors import UsageError
 from bcgbench.faults import of_graphs, of_runs
 from bcgbench.faults.fault import Fault
 
@@ -18,6 +21,19 @@ FAULTS: dict[str, Fault] = {**of_graphs.FAULTS, **of_runs.FAULTS}
 def selected(only: Sequence[str]) -> dict[str, Fault]:
     """Faults whose `part/name` contains one of the texts; all without any."""
     return {name: f for name, f in FAULTS.items() if not only or any(text in f"{f.part}/{name}" for text in only)}
+
+
+def put_in(fault: Fault) -> contextlib.AbstractContextManager[object]:
+    """Whatever runs inside has the fault."""
+    inject: contextlib.AbstractContextManager[object] = pkgutil.resolve_name(f"bcgbench.faults.{fault.inject}")()
+    return inject
+
+
+def named(name: str) -> Fault:
+    """The fault of this name. Raises `UsageError` naming the known ones."""
+    if name not in FAULTS:
+        raise UsageError(f"Unknown fault {name!r}. Known: {', '.join(FAULTS)}.")
+    return FAULTS[name]
 
 
 def skipped(fault: Fault, *, device: str) -> str:
