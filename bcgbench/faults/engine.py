@@ -110,10 +110,12 @@ def baked_constant() -> ExitStack:
 
 def host_read() -> Patch:
     """The model counts its calls on the device and reads the count: another in each, so that no graph can have it."""
-    count = torch.zeros(())
+    counts: list[Tensor] = []
 
     def forward(original: Callable[..., Any], **arguments: Any) -> Any:
-        float(count.add_(1))
+        if not counts:  # by the traced request, long before a capture
+            counts.append(torch.zeros((), device=arguments["t"].device))
+        float(counts[0].add_(1))
         return original(**arguments)
 
     return changed_model(forward)

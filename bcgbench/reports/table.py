@@ -112,6 +112,8 @@ def _memory(view: CaseView, verdict: Verdict) -> str:
     if before == after and verdict.memory_ratio is None:
         return before
     change = f" ({formats.ratio(verdict.memory_ratio)})" if verdict.memory_ratio is not None else ""
+    if verdict.a not in view.arms:  # a run with another seed is another case, judged by the prior that it shares
+        return after + change
     return f"{before} -> {after}{change}"
 
 
