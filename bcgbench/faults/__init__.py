@@ -1,13 +1,16 @@
 """Faults that `selftest` puts into the tool itself, and the finding in which each must end: one literal row each.
 
 Here: what a row is. Its rows stand in `of_graphs.py` and `of_runs.py`; how faults are put in, in `engine.py`,
-`inputs.py` and `measured.py`, through `places.py`; running them is `selftest.py`'s. Adding a fault is one function and
-one row. The tables import no torch, so that they can be listed anywhere.
+`engagement.py`, `inputs.py` and `measured.py`, through `places.py`; running them is `selftest.py`'s. Adding a fault is
+one function and one row. The tables import no torch, so that they can be listed anywhere.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from bcgbench.faults import of_graphs, of_runs
 from bcgbench.faults.fault import Fault
@@ -20,6 +23,13 @@ def selected(only: Sequence[str]) -> dict[str, Fault]:
     return {name: f for name, f in FAULTS.items() if not only or any(text in f"{f.part}/{name}" for text in only)}
 
 
+def injected(name: str) -> AbstractContextManager[Any]:
+    """The fault of this name, in the tool while the context is open."""
+    return cast(AbstractContextManager[Any], pkgutil.resolve_name(f"{__name__}.{FAULTS[name].inject}")())
+
+
 def skipped(fault: Fault, *, device: str) -> str:
     """Why a fault is not shown on this device, "" where it is."""
-    return "needs CUDA graphs: --device cuda" if fault.backend == "cuda" and device == "cpu" else ""
+    if fault.backend == "cuda" and device == "cpu":
+        return "needs CUDA graphs: --device cuda"
+    return "a fault of the tape itself: --device cpu" if fault.backend == "cpu" and device != "cpu" else ""
