@@ -328,6 +328,19 @@ def test_a_replay_that_reads_more_than_eager_is_told_with_its_place(qwen: Subjec
     failed("host-audit", qwen, "asks the host 1 times, eager 0", "host read: item", "test_validate.py")
 
 
+def test_compilation_after_preparation_is_told_with_its_place(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+    """A kernel that is compiled in the first measured request is billed to it."""
+    replay = SegmentedGraph.replay
+    function = torch.compile(lambda x: x * 1, backend="eager")
+
+    def compiling(self: SegmentedGraph, leaves: list[Any]) -> Any:
+        function(leaves[0])
+        return replay(self, leaves)
+
+    monkeypatch.setattr(SegmentedGraph, "replay", compiling)
+    failed("host-audit", qwen, "a replay of transformer after preparation: 1x compilation: torch.compile (dynamo) in")
+
+
 def test_a_step_that_raises_is_named_with_its_neighbours(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
     """https://github.com/sgl-project/sglang/issues/34183: an illegal access somewhere in 61 segments."""
     replay = TapeSegment.replay
