@@ -14,9 +14,9 @@ from bcgbench.arms import Arm, Traced
 from bcgbench.engine import jit, trees
 from bcgbench.engine.audit import audit
 from bcgbench.engine.graph import SegmentedGraph
-from bcgbench.engine.regions import Region
+from bcgbench.engine.place import step_place
 from bcgbench.engine.signature import Call
-from bcgbench.engine.steps import Break, Guard, GuardFailed
+from bcgbench.engine.steps import Guard, GuardFailed
 from bcgbench.errors import ProcessPoisoned
 from bcgbench.validate import Answer, ruled
 from bcgbench.validate_subject import Subject
@@ -143,17 +143,6 @@ class _Walk:
             self._moved.set()
 
     def _place(self) -> str:
-        """Number and kind of the step that was running, between which breaks it stands."""
+        """The step that was running."""
         steps = self._graph.steps
-        at = min(self._reached - (self._error is not None), len(steps) - 1)
-        if isinstance(steps[at], (Break, Region)):
-            return f"step {at + 1} of {len(steps)}, the break {_label(steps[at])}"
-        if isinstance(steps[at], Guard):
-            return f"step {at + 1} of {len(steps)}, the host read {_label(steps[at])}"
-        before = next((_label(step) for step in reversed(steps[:at]) if _label(step)), "the beginning")
-        after = next((_label(step) for step in steps[at + 1 :] if _label(step)), "the end")
-        return f"step {at + 1} of {len(steps)}, the segment between {before} and {after}"
-
-
-def _label(step: Any) -> str:
-    return step.label if isinstance(step, (Break, Region)) else step.where if isinstance(step, Guard) else ""
+        return step_place(steps, min(self._reached - (self._error is not None), len(steps) - 1))

@@ -426,7 +426,7 @@ def test_once_cuda_is_lost_no_other_check_runs(monkeypatch: pytest.MonkeyPatch):
 
 def test_exit_code_is_the_worst_of_the_failed_checks():
     """Wrong outputs outrank unproven graphs; nothing asked is no success."""
-    finding = validate._skipped("order", "bcg", "")
+    finding = validate.skipped("order", "bcg", "")
     graphs = replace(finding, check="steps", ruling="FAILED")
     assert validate.exit_code([finding]) == 6
     assert validate.exit_code([finding, graphs]) == 4
