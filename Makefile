@@ -9,7 +9,7 @@ GPU_VENV ?=
 GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu clean
+.PHONY: help demo test programs check gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: $(STAMP) ## run the smoke suite on the CPU and print its eager/bcg/graph t
 
 test: $(STAMP) ## run the tests; those that need a GPU are skipped visibly where there is none
 	$(BIN)/python -m pytest -q -rs -n logical --dist worksteal
+
+programs: $(STAMP) ## check thousands of random programs against eager, and show of what kinds they are
+	$(BIN)/python -m pytest -q -n logical --hypothesis-profile programs --hypothesis-show-statistics tests/engine/test_tape_programs.py tests/engine/test_auto_programs.py
 
 check: $(STAMP) ## lint and type-check
 	$(BIN)/ruff check .

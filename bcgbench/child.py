@@ -16,12 +16,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bcgbench import errors
 from bcgbench.codec import from_json, to_json
-from bcgbench.types import Case, Progress, Reason, Record, Sample
+from bcgbench.engine.place import place
+from bcgbench.types import Case, Reason
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +68,14 @@ class Channel:
             line += data
         return line
 
-    def end_with_parent(self) -> None:
-        """Wait for the end of the input, which comes when the parent is gone, even by kill -9; then end, too."""
+    def answer_parent(self, worker: int) -> None:
+        """Say where the thread `worker` is each time the parent asks; end when the input does, which is when the parent
+        is gone, even by kill -9."""
         while os.read(self._in, 1 << 16):
-            pass
-        os._exit(PARENT_GONE)
+            self.send("place", place(worker))
+        _end_all()
 
-    def emit(self, value: Sample | Record | Progress) -> None:
+    def emit(self, value: object) -> None:
         """Send a value; its class names the kind. StoreError for a value that cannot be stored, e.g. a NaN."""
         self.send(type(value).__name__.lower(), to_json(value))
 
@@ -84,7 +87,14 @@ class Channel:
                 while left:
                     left = left[os.write(self._out, left) :]
         except BrokenPipeError:
-            os._exit(PARENT_GONE)
+            _end_all()
+
+
+def _end_all() -> NoReturn:
+    """End this process and what it started, if it was made their leader; nobody is left to tell."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(PARENT_GONE)
 
 
 def main() -> None:
@@ -96,7 +106,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks for the stacks of a hung case
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     request = channel.receive()
-    threading.Thread(target=channel.end_with_parent, name="end-with-parent", daemon=True).start()
+    answering = partial(channel.answer_parent, threading.get_ident())
+    threading.Thread(target=answering, name="answer-parent", daemon=True).start()
     try:
         _run(json.loads(request), channel=channel, stop=stop)
     except Exception as error:
@@ -110,14 +121,8 @@ def main() -> None:
 def _run(job: dict[str, Any], *, channel: Channel, stop: threading.Event) -> None:
     case = from_json(Case, job["case"])
     target = pkgutil.resolve_name(job["target"])
-    target(
-        case,
-        run_id=job["run_id"],
-        run_path=Path(job["run_path"]),
-        attempt=job["attempt"],
-        emit=channel.emit,
-        should_stop=stop.is_set,
-    )
+    options = {name: Path(value) if name.endswith("_path") else value for name, value in job["options"].items()}
+    target(case, emit=channel.emit, should_stop=stop.is_set, **options)
 
 
 def reason_of(error: BaseException) -> Reason:

@@ -12,7 +12,7 @@ import typer
 from bcgbench import cli_options as opt
 from bcgbench.cli_guard import guarded, say
 from bcgbench.errors import UsageError
-from bcgbench.faults import named, put_in
+from bcgbench.faults import injected
 
 if TYPE_CHECKING:
     from bcgbench.divergence import CaseDivergence, ReplayFinding
@@ -71,7 +71,7 @@ def divergence(
         values=values,
     )  # fmt: skip
     cases = cli_run.cases_of(selection)
-    with contextlib.nullcontext() if fault is None else put_in(named(fault)):
+    with contextlib.nullcontext() if fault is None else injected(fault):
         return _compared(cases, (names[0], names[1]), as_json=as_json, quiet=quiet)
 
 

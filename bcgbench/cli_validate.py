@@ -106,12 +106,12 @@ def golden_run(golden: Path | None, *, results: Path) -> Path | None:
 
 def findings(cases: Sequence[Case], *, names: Sequence[str], golden: Path | None) -> Found:
     """The findings of every case; each is told on stderr as it comes."""
-    from bcgbench import validate as checks
+    from bcgbench import validate_process
 
     found: Found = []
     for case in cases:
         mine: list[Finding] = []
-        for finding in checks.run_checks(case, runners=case.runners, names=names, golden=golden):
+        for finding in validate_process.run_checks(case, runners=case.runners, names=names, golden=golden):
             mine.append(finding)
             if sys.stderr.isatty():
                 say(f"{case.model} {finding.runner} {finding.check}: {finding.ruling}")

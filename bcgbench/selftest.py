@@ -22,7 +22,7 @@ from bcgbench.clock import HostClock
 from bcgbench.engagement import INFORMATIONAL
 from bcgbench.engine.tape import TapeSegment
 from bcgbench.errors import BcgbenchError
-from bcgbench.faults import put_in, skipped
+from bcgbench.faults import injected, skipped
 from bcgbench.faults.fault import Fault
 from bcgbench.faults.places import ARM, replaced
 from bcgbench.models import MODELS
@@ -120,16 +120,16 @@ def run_fault(name: str, fault: Fault, *, device: str, folder: Path) -> Outcome:
     """The fault's case with the fault in it, and whether the ordinary judgement found it."""
     case = case_of(fault.model, device=device, **fault.case)
     if fault.shown == "gpu":
-        with put_in(fault):
+        with injected(name):
             found, code = _findings(_run_as_gpu(case, folder=folder))
     elif fault.shown == "runs":
         before = run_records(case, folder=folder, run_id="before")
-        with put_in(fault):
+        with injected(name):
             after = run_records(case, folder=folder, run_id="after")
         verdict = compare(before["eager"], after["eager"], rerun=answer(after.values(), "rerun"))
         found, code = list(verdict.reasons), verdict.exit_code
     else:
-        with put_in(fault):
+        with injected(name):
             found, code = _findings(run_records(case, folder=folder))
     named = [reason for reason in found if reason.code == fault.code and fault.says in reason.text]
     passed = bool(named) and code == fault.exit_code

@@ -1,7 +1,8 @@
 """Checks beyond `run`: each provokes published failure modes of captured graphs on one model and says what it found.
 
 Here: the table of checks, what a check answers, running them in turn with what each costs. Not here: the checks
-(`validate_*.py`), printing (`cli_validate.py`). Importable without torch, so that the table can be listed.
+(`validate_*.py`), the process that they run in (`validate_process.py`), printing (`cli_validate.py`). Importable
+without torch, so that the table can be listed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 Ruling = Literal["OK", "FAILED", "NOT-APPLICABLE"]
 OUTPUTS, GRAPHS = 3, 4
 """Exit codes: outputs differ; graphs that cannot be believed."""
+FRESH_LIMIT_S = 1800.0
+"""The fresh process loads the model once more."""
 NOTHING = 6
 """Exit code where no check applied."""
 
@@ -38,6 +41,8 @@ class Check:
     """ "module:function" of a function from a `Subject` to an `Answer`."""
     provokes: str
     exit_code: int
+    limit_s: float = 300.0
+    """Without a forward for so long it hangs: the slowest forward of all models takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +68,15 @@ class Finding:
     duration_s: float
 
 
-def _check(target: str, provokes: str, exit_code: int) -> Check:
-    return Check(target=f"bcgbench.validate_{target}", provokes=provokes, exit_code=exit_code)
+def _check(target: str, provokes: str, exit_code: int, **more: float) -> Check:
+    return Check(target=f"bcgbench.validate_{target}", provokes=provokes, exit_code=exit_code, **more)
 
 
 CHECKS: dict[str, Check] = {
     "repeatability": _check("repeat:repeatability", "eager is not repeatable in one process", GRAPHS),
-    "fresh-process": _check("repeat:fresh_process", "eager is not repeatable across processes", GRAPHS),
+    "fresh-process": _check(
+        "repeat:fresh_process", "eager is not repeatable across processes", GRAPHS, limit_s=FRESH_LIMIT_S + 60
+    ),
     "engagement": _check("repeat:engagement", "eager in disguise, misses, late captures", GRAPHS),
     "padding": _check("repeat:padding", "padding that is attended", OUTPUTS),
     "golden": _check("golden:golden", "both arms wrong alike: outputs of an earlier run", OUTPUTS),
@@ -96,9 +103,11 @@ def chosen(only: Sequence[str]) -> tuple[str, ...]:
 
 
 def run_checks(
-    case: Case, *, runners: Sequence[str], names: Sequence[str], golden: Path | None = None
-) -> Iterator[Finding]:
-    """Findings of one case, as they come: one per runner and check. The model is loaded and traced once.
+    case: Case, *, runners: Sequence[str], names: Sequence[str], golden: Path | None = None,
+    began: Callable[[str, Subject], None] | None = None,
+) -> Iterator[Finding]:  # fmt: skip
+    """Findings of one case, as they come: one per runner and check. The model is loaded and traced once; `began` is
+    told each check before it runs. In this process: for one that may hang or crash, `validate_process.run_checks`.
 
     A check that raises has FAILED with what it raised; once CUDA is lost, the others are NOT-APPLICABLE.
     """
@@ -111,12 +120,15 @@ def run_checks(
         for runner in runners:
             subject = Subject(trace, runner)
             for name in names:
-                finding = _skipped(name, runner, lost) if lost else _run(name, subject)
+                if began is not None:
+                    began(name, subject)
+                finding = skipped(name, runner, lost) if lost else _run(name, subject)
                 lost = lost or ("" if subject.alive else f"{name} ended with CUDA lost; run this check alone (--only)")
                 yield finding
 
 
-def _skipped(name: str, runner: str, why: str) -> Finding:
+def skipped(name: str, runner: str, why: str) -> Finding:
+    """Of a check that was not run."""
     return Finding(check=name, runner=runner, ruling="NOT-APPLICABLE", reason=why, details=(), forwards=0,
                    duration_s=0.0)  # fmt: skip
 

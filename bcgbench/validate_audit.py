@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from bcgbench.arms import Arm, Traced
-from bcgbench.engine import trees
+from bcgbench.engine import jit, trees
 from bcgbench.engine.audit import audit
 from bcgbench.engine.graph import SegmentedGraph
-from bcgbench.engine.regions import Region
+from bcgbench.engine.place import step_place
 from bcgbench.engine.signature import Call
-from bcgbench.engine.steps import Break, Guard, GuardFailed
+from bcgbench.engine.steps import Guard, GuardFailed
 from bcgbench.errors import ProcessPoisoned
 from bcgbench.validate import Answer, ruled
 from bcgbench.validate_subject import Subject
@@ -26,10 +26,13 @@ STEP_LIMIT_S = 60.0
 
 
 def host_audit(subject: Subject) -> Answer:
-    """What one eager forward asks of the host, and what padding and replaying it ask more often."""
-    arm, problems, details = subject.arm(), [], []
+    """What one eager forward asks of the host, what padding and replaying it ask more often, and all compilation."""
+    arm = subject.arm()
+    problems: list[str] = []
+    details: list[str] = []
     first = {(traced.module, subject.signature(traced)): traced for traced in reversed(subject.samples)}
     for traced in first.values():
+        problems += _compilations(subject, arm, traced)
         asked = _asked_of_host(subject, arm, traced)
         details += [f"{who}, {count}x {what}" for who, found in asked.items() for what, count in found.items()]
         if subject.device.type == "cpu":  # a tape cannot tell a padder's host data from the device's
@@ -41,15 +44,30 @@ def host_audit(subject: Subject) -> Answer:
             problems.append(f"a replay of {traced.module} asks the host {counts}: {more}")
     guards = [step.where for graph in arm.graphs for step in graph.steps if isinstance(step, Guard)]
     details += [f"step that waits for the device: {where}" for where in guards]
-    fine = f"{len(first)} forwards: a replay asks the host no more than eager does; {len(guards)} guards of host reads"
+    if subject.device.type == "cuda" and torch.backends.cudnn.benchmark:
+        details.append("cuDNN may time algorithms at each new shape (cudnn.benchmark is on), which cannot be seen")
+    fine = (
+        f"{len(first)} forwards: a replay asks the host no more than eager does, and nothing was compiled after "
+        f"preparation; {len(guards)} guards of host reads"
+    )
     return ruled(list(dict.fromkeys(problems)), fine=fine, details=tuple(dict.fromkeys(details)))
 
 
+def _compilations(subject: Subject, arm: Arm, traced: Traced) -> Iterator[str]:
+    """Just-in-time work of the first call after preparation, and of eager, which the trace has run before."""
+    native = subject.padded.hooks[traced.module].graphed
+    calls: dict[str, Callable[[], object]] = {
+        "eager": lambda: native.fall_back(traced.arguments), "a replay": lambda: arm.call(traced),
+    }  # fmt: skip
+    for who, call in calls.items():
+        for what, count in jit.compiled(call, root=arm.hooks[traced.module].module).items():
+            yield f"{who} of {traced.module} after preparation: {count}x {what}"
+
+
 def _asked_of_host(subject: Subject, arm: Arm, traced: Traced) -> dict[str, Counter[str]]:
-    """By eager at native length, by padding the call, by replaying it; all for the second time."""
+    """By eager at native length, by padding the call, by replaying it; all not for the first time."""
     hook = arm.hooks[traced.module]
     native = subject.padded.hooks[traced.module].graphed
-    arm.call(traced)  # makes the pads, copies the inputs
     padded = hook.pad(traced.arguments)
     runs: dict[str, Callable[[], object]] = {
         "eager": lambda: native.fall_back(traced.arguments),
@@ -125,17 +143,6 @@ class _Walk:
             self._moved.set()
 
     def _place(self) -> str:
-        """Number and kind of the step that was running, between which breaks it stands."""
+        """The step that was running."""
         steps = self._graph.steps
-        at = min(self._reached - (self._error is not None), len(steps) - 1)
-        if isinstance(steps[at], (Break, Region)):
-            return f"step {at + 1} of {len(steps)}, the break {_label(steps[at])}"
-        if isinstance(steps[at], Guard):
-            return f"step {at + 1} of {len(steps)}, the host read {_label(steps[at])}"
-        before = next((_label(step) for step in reversed(steps[:at]) if _label(step)), "the beginning")
-        after = next((_label(step) for step in steps[at + 1 :] if _label(step)), "the end")
-        return f"step {at + 1} of {len(steps)}, the segment between {before} and {after}"
-
-
-def _label(step: Any) -> str:
-    return step.label if isinstance(step, (Break, Region)) else step.where if isinstance(step, Guard) else ""
+        return step_place(steps, min(self._reached - (self._error is not None), len(steps) - 1))

@@ -16,11 +16,9 @@ from bcgbench.engine import trees
 from bcgbench.models.padding import OutsidePolicy
 from bcgbench.records import ArmResult, assemble
 from bcgbench.types import Case
-from bcgbench.validate import Answer, not_applicable, ruled
+from bcgbench.validate import FRESH_LIMIT_S, Answer, not_applicable, ruled
 from bcgbench.validate_subject import RERUNS, Shape, Subject, largest_difference, opened
 from bcgbench.verdict import DEFAULTS
-
-TIMEOUT_S = 1800.0
 
 
 def digests(output: Any) -> tuple[str, ...]:
@@ -62,9 +60,9 @@ def fresh_process(subject: Subject) -> Answer:
     command = [sys.executable, "-m", "bcgbench.validate_repeat"]
     try:
         done = subprocess.run(command, input=json.dumps(to_json(subject.session.case)), capture_output=True, text=True,
-                              check=False, timeout=TIMEOUT_S)  # fmt: skip
+                              check=False, timeout=FRESH_LIMIT_S)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return not_applicable(f"the fresh process did not end in {TIMEOUT_S:.0f} s")
+        return not_applicable(f"the fresh process did not end in {FRESH_LIMIT_S:.0f} s")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return not_applicable(f"the fresh process ended with {done.returncode}: {last}")

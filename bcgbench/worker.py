@@ -1,41 +1,28 @@
 """One case in a process of its own: whatever happens to it becomes a record, and the next case starts clean.
 
-Here: starting, watching, stopping and ending the process, and the only writes to the journal while a case runs. A CUDA
-error, a segmentation fault or a hang in one case thereby costs that case alone. Not here: what happens inside
-(`child.py`, `bench.py`).
+Here: watching and stopping the process, and the only writes to the journal while a case runs. A CUDA error, a
+segmentation fault or a hang in one case thereby costs that case alone. Not here: the process itself (`process.py`),
+what happens inside (`child.py`, `bench.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from bcgbench.codec import from_json, to_json
 from bcgbench.errors import StoreError
+from bcgbench.process import Process, describe_exit, last_telling_line
 from bcgbench.store import Run, utc_now
 from bcgbench.types import Case, Progress, Reason, Record, Sample
 
 TARGET = "bcgbench.bench:run_case"
-
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from bcgbench.child import main; main()"
-"""The child imports what this process would. `-m` would put the current folder first, and a `random.py` there before
-the standard library."""
-
-_POLL_S = 0.1
-_LOG_TAIL_BYTES = 1 << 16
-_LOG_LINE_LENGTH = 300
-_TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception|Fault|Interrupt)\b|^Fatal |\berror:|terminate called|Assertion")
+_ASK_S = 2.0
+"""A process that computes answers at once, one that holds the interpreter's lock never."""
 
 
 def run_case(
@@ -61,14 +48,12 @@ def run_case(
     log_path = run.logs / f"{case.key}.{attempt}.log"
     job = {
         "case": to_json(case),
-        "run_id": run.info.run_id,
-        "run_path": str(run.path.absolute()),
-        "attempt": attempt,
         "target": target,
+        "options": {"run_id": run.info.run_id, "run_path": str(run.path.absolute()), "attempt": attempt},
     }
     watch = _Watch(case, run, attempt=attempt, log_path=log_path, on_progress=on_progress)
     try:
-        process = _Process(job, log_path=log_path)
+        process = Process(job, log_path=log_path)
     except OSError as error:
         watch.conclude(Reason(code="environment", text=f"cannot start a worker process: {error}"))
         return
@@ -80,79 +65,6 @@ def run_case(
             watch.conclude(Reason(code="interrupted", text="stopped by the user; resume the run to measure it"))
             raise
     watch.conclude(watch.reason(process.returncode))
-
-
-class _Process:
-    """The child process, in a session of its own so that Ctrl-C at the terminal reaches only the parent."""
-
-    def __init__(self, job: dict[str, Any], *, log_path: Path) -> None:
-        with log_path.open("ab") as log:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, *map(str, sys.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                start_new_session=True,
-            )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._in, self._out = self._popen.stdin, self._popen.stdout.fileno()
-        self._rest = b""
-        self._send(json.dumps(job).encode() + b"\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._popen.poll() is None:
-            self.kill()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    @property
-    def returncode(self) -> int:
-        """Exit code, negative for a signal; only after the process has ended."""
-        return self._popen.wait()
-
-    def read(self) -> list[bytes] | None:
-        """Complete lines that came within a moment; None when the process has ended and all was read.
-
-        The end of the pipe alone is not waited for: something that the case started may hold it open.
-        """
-        ended = self._popen.poll() is not None
-        ready, _, _ = select.select([self._out], [], [], 0 if ended else _POLL_S)
-        data = os.read(self._out, 1 << 16) if ready else b""
-        if not data and ready:
-            self._popen.wait()
-        if not data and (ended or ready):
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines
-
-    def interrupt(self) -> None:
-        """Ask the case to finish its image and stop."""
-        self._popen.send_signal(signal.SIGINT)
-
-    def dump_stacks(self) -> None:
-        """Have faulthandler write where every thread is to the log, and give it a moment for that."""
-        self._popen.send_signal(signal.SIGUSR1)
-        time.sleep(2 * _POLL_S)
-
-    def kill(self) -> None:
-        """End the process and what it started, now."""
-        if self._popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)
-            self._popen.wait()
-
-    def _send(self, line: bytes) -> None:
-        try:
-            while line:
-                line = line[self._in.write(line) or 0 :]
-        except BrokenPipeError:
-            pass  # it is dead already; its exit code and its log say why
 
 
 class _Watch:
@@ -170,8 +82,9 @@ class _Watch:
         self._progress: Progress | None = None
         self._ended_because: Reason | None = None
         self._stopped = False
+        self._place = ""
 
-    def follow(self, process: _Process, *, stop: threading.Event, kill: threading.Event) -> None:
+    def follow(self, process: Process, *, stop: threading.Event, kill: threading.Event) -> None:
         """Take in events until the process has ended, by itself or because it had to."""
         deadline_s = time.monotonic() + self._case.timeout_s
         while (lines := process.read()) is not None:
@@ -184,7 +97,16 @@ class _Watch:
                 self._stopped = True
                 process.kill()
             elif time.monotonic() > deadline_s and self._ended_because is None:
+                self._ask_place(process)
                 self._end(process, code="timeout", text=self._timeout_text())
+
+    def _ask_place(self, process: Process) -> None:
+        """Have the process say in which step of which graph, module and line it is; what else it sent is taken in."""
+        process.ask_place()
+        until_s = time.monotonic() + _ASK_S
+        while not self._place and time.monotonic() < until_s and (lines := process.read()) is not None:
+            for line in lines:
+                self._take(line, process=process)
 
     def reason(self, returncode: int) -> Reason:
         """Why there are runners without a record."""
@@ -200,7 +122,7 @@ class _Watch:
             if runner not in self._recorded:
                 self._record(self._failed(runner, reason))
 
-    def _take(self, line: bytes, *, process: _Process) -> None:
+    def _take(self, line: bytes, *, process: Process) -> None:
         try:
             value = _value(line)
         except (ValueError, KeyError, TypeError, StoreError) as error:
@@ -210,6 +132,8 @@ class _Watch:
             self._run.append_sample(value, case_key=self._case.key, attempt=self._attempt)
         elif isinstance(value, Record):
             self._record(value)
+        elif isinstance(value, str):
+            self._place = value
         elif isinstance(value, Reason):
             self._ended_because = Reason(code=value.code, text=self._with_log(value.text, quoted=False))
         else:
@@ -217,7 +141,7 @@ class _Watch:
             if self._on_progress is not None:
                 self._on_progress(value)
 
-    def _end(self, process: _Process, *, code: str, text: str) -> None:
+    def _end(self, process: Process, *, code: str, text: str) -> None:
         self._ended_because = self._ended_because or Reason(code=code, text=self._with_log(text))
         process.dump_stacks()
         process.kill()
@@ -239,8 +163,9 @@ class _Watch:
         )
 
     def _timeout_text(self) -> str:
+        at = f" ({self._place})" if self._place else ""
         return (
-            f"not finished after {self._case.timeout_s:g} s, {self._where()}; raise timeout_s, or ask for fewer "
+            f"not finished after {self._case.timeout_s:g} s, {self._where()}{at}; raise timeout_s, or ask for fewer "
             "rounds, steps or runners"
         )
 
@@ -257,32 +182,10 @@ class _Watch:
         return f"{text}{quote} (log: {self._log_path.relative_to(self._run.path)})"
 
 
-def _value(line: bytes) -> Sample | Record | Progress | Reason:
+def _value(line: bytes) -> Sample | Record | Progress | Reason | str:
+    """An event; a text is where the process is."""
     event = json.loads(line)
-    kinds: dict[str, type[Any]] = {"sample": Sample, "record": Record, "progress": Progress, "failure": Reason}
-    value: Sample | Record | Progress | Reason = from_json(kinds[event["kind"]], event["data"])
+    kinds: dict[str, type[Any]] = {"sample": Sample, "record": Record, "progress": Progress, "failure": Reason,
+                                   "place": str}  # fmt: skip
+    value: Sample | Record | Progress | Reason | str = from_json(kinds[event["kind"]], event["data"])
     return value
-
-
-def describe_exit(returncode: int) -> str:
-    """An exit code or signal as a phrase."""
-    if returncode == 0:
-        return "the worker process ended without a record"
-    if returncode > 0:
-        return f"the worker process ended with exit code {returncode}"
-    name = signal.Signals(-returncode).name
-    hint = " (if nobody sent it, the kernel was out of memory: see dmesg)" if name == "SIGKILL" else ""
-    return f"the worker process was ended by {name}{hint}"
-
-
-def last_telling_line(log_path: Path) -> str:
-    """The last line of a log that names an error, else the last that is not blank; "" for an empty or absent log."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
-            text = log.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or [""])[-1][:_LOG_LINE_LENGTH]

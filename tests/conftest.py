@@ -18,6 +18,8 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, max_examples=50)
 # Derandomized: the same commit gives the same result; no example database to carry over.
 settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, database=None, print_blob=True)
+# Random programs by the thousand: `make programs`. Chosen by pytest's --hypothesis-profile, which comes after this.
+settings.register_profile("programs", deadline=None, max_examples=400, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 

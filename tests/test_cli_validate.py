@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bcgbench import cli, store, validate
+from bcgbench import cli, store, validate, validate_process
 from bcgbench.validate import Finding
 
 TINY = ("--model", "tiny/qwen-image", "--res", "32x32", "--steps", "2")
@@ -38,7 +38,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> None:
         Finding(check="memory-pressure", runner="bcg", ruling="NOT-APPLICABLE", reason="needs a GPU", details=(),
                 forwards=0, duration_s=0.0),
     ]  # fmt: skip
-    monkeypatch.setattr(validate, "run_checks", lambda *_, **__: iter(made))
+    monkeypatch.setattr(validate_process, "run_checks", lambda *_, **__: iter(made))
 
 
 @pytest.mark.usefixtures("findings")

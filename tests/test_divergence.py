@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bcgbench import cli, divergence, divergence_modules, models
+from bcgbench import cli, divergence, divergence_modules, faults, models
 from bcgbench.divergence import CaseDivergence, diverge
 from bcgbench.divergence_align import Growth, alignments, contrast, differs, growths
-from bcgbench.engine import graph
-from bcgbench.engine.buffers import StaticInputs
-from bcgbench.engine.cache import GraphCache
-from bcgbench.engine.segments import Bridge
-from bcgbench.engine.tape import TapeSegment
 from bcgbench.models import base
 from bcgbench.models.base import Adapter
 from bcgbench.types import Case
@@ -175,66 +168,19 @@ def test_wrong_padding_names_the_module_that_sees_pad_rows(
 # --- a replay -------------------------------------------------------------------------------------------------------
 
 
-def stale_timestep(patch: pytest.MonkeyPatch) -> None:
-    """The smallest input keeps the value of the capture."""
-    update = StaticInputs.update
-
-    def forgetful(self: StaticInputs, leaves: list[Any]) -> None:
-        if self._seen:
-            smallest = min(self._buffers, key=lambda index: self._buffers[index].numel())
-            leaves = [self.leaves[i] if i == smallest else leaf for i, leaf in enumerate(leaves)]
-        update(self, leaves)
-
-    patch.setattr(StaticInputs, "update", forgetful)
-
-
-def bridge_copy_dropped(patch: pytest.MonkeyPatch) -> None:
-    """The next segment reads the attention of the capture."""
-    patch.setattr(Bridge, "fill", lambda _self, _result: None)
-
-
-def multiplications_not_recorded(patch: pytest.MonkeyPatch) -> None:
-    """They run while capturing and never again."""
-    record = TapeSegment.record
-
-    def forgetful(self: TapeSegment, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if func._schema.name != "aten::mul":
-            record(self, func, args, kwargs, out)
-
-    patch.setattr(TapeSegment, "record", forgetful)
-
-
-def last_segment_skipped(patch: pytest.MonkeyPatch) -> None:
-    """A replay ends one step early."""
-    replay = graph.SegmentedGraph.replay
-
-    def short(self: graph.SegmentedGraph, leaves: list[Any]) -> Any:
-        steps, self.steps = self.steps, self.steps[:-1]
-        try:
-            return replay(self, leaves)
-        finally:
-            self.steps = steps
-
-    patch.setattr(graph.SegmentedGraph, "replay", short)
-
-
 @pytest.mark.parametrize(
     ("fault", "what", "where"),
     [
-        (stale_timestep, "input timestep", ""),
-        (bridge_copy_dropped, "what break", "transformer_blocks.0.attn ("),
-        (multiplications_not_recorded, "result of aten::addmm", "txt_in ("),
-        (last_segment_skipped, "the replay as a whole", ""),
+        ("stale-timestep", "input timestep", ""),
+        ("dropped-bridge", "what break", "transformer_blocks.0.attn ("),
+        ("lost-operation", "result of aten::rsqrt", "txt_norm ("),
+        ("skipped-segment", "the replay as a whole", ""),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_replay_that_goes_wrong_is_told_from_a_capture(
-    fault: Callable[[pytest.MonkeyPatch], None], what: str, where: str, loaded: base.Session,
-    monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
+def test_a_replay_that_goes_wrong_is_told_from_a_capture(fault: str, what: str, where: str, loaded: base.Session):
     """Replay differs, capture does not: the first input, break or operation of the graph that is not as captured."""
-    fault(monkeypatch)
-    result = found("eager-padded", "bcg")
+    with faults.injected(fault):
+        result = found("eager-padded", "bcg")
     assert result.diverged
     assert result.module is None
     assert result.replay is not None
@@ -243,14 +189,10 @@ def test_a_replay_that_goes_wrong_is_told_from_a_capture(
     assert result.replay.where.startswith(where), result.replay
 
 
-def test_an_output_overwritten_after_its_call_shows_in_the_latents(
-    loaded: base.Session, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_output_overwritten_after_its_call_shows_in_the_latents(loaded: base.Session):
     """Calls one by one are equal; run freely, guidance reads a prediction that the next call overwrote."""
-    broken = types.SimpleNamespace(**vars(graph.trees))
-    broken.clone = lambda tree: tree
-    monkeypatch.setattr(graph, "trees", broken)
-    result = found("eager-padded", "bcg")
+    with faults.injected("uncloned-output"):
+        result = found("eager-padded", "bcg")
     assert (result.diverged, result.call) == (True, None)
     assert result.latents is not None
     assert (result.latents.prompt, result.latents.step) == (0, 0)
@@ -324,17 +266,17 @@ def test_a_fault_can_be_put_in():
     assert command("--fault", "nothing-known")[0] == 2
 
 
-def test_calls_without_a_graph_prove_nothing(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
+def test_calls_without_a_graph_prove_nothing(loaded: base.Session):
     """Eager against eager is equal: exit code 4, with the reason."""
-    monkeypatch.setattr(GraphCache, "find", lambda _self, _signature: [])
-    code, text = command()
+    with faults.injected("lost-graph"):
+        code, text = command()
     assert (code, "no graph for this signature (16)" in text, "INVALID" in text) == (4, True, True)
 
 
-def test_a_replay_is_shown_beside_its_capture(loaded: base.Session, monkeypatch: pytest.MonkeyPatch):
+def test_a_replay_is_shown_beside_its_capture(loaded: base.Session):
     """The stale input with both values."""
-    stale_timestep(monkeypatch)
-    code, text = command()
+    with faults.injected("stale-timestep"):
+        code, text = command()
     assert code == 3
     assert "replay    of bcg differs, capture does not" in text
     assert "inputs: input timestep" in text

@@ -7,7 +7,6 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 from typer.testing import CliRunner
@@ -19,15 +18,17 @@ from bcgbench.engine.cache import GraphCache
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.steps import Break, Guard
-from bcgbench.faults import FAULTS, selected, skipped
+from bcgbench.engine.tape import TapeSegment
+from bcgbench.faults import FAULTS, injected, selected, skipped
 from bcgbench.faults import engine as broken
 from bcgbench.faults.places import replaced
 from bcgbench.models import base
+from bcgbench.models.qwen_image import QwenImage
 from bcgbench.tap import DenoiseTap
 
 HERE = [name for name, fault in FAULTS.items() if not skipped(fault, device="cpu")]
 PATCHED = (bench.CaseBench, base.Session, SegmentedGraph, GraphedForward, GraphCache, StaticInputs, Arm, Break, Guard,
-           DenoiseTap, fidelity._Flat, measure, base)  # fmt: skip
+           TapeSegment, QwenImage, DenoiseTap, fidelity._Flat, measure, base)  # fmt: skip
 ROOT = Path(__file__).parents[1]
 
 
@@ -66,7 +67,7 @@ def test_a_model_that_draws_random_numbers_is_exact_while_replays_advance_the_ge
 
     monkeypatch.setattr(broken, "replaced", unless_replay)
     fault = FAULTS["lost-random-advance"]
-    outcome = selftest.run_fault("unbroken", fault, device="cpu", folder=tmp_path)
+    outcome = selftest.run_fault("lost-random-advance", fault, device="cpu", folder=tmp_path)
     assert (outcome.passed, outcome.found) == (False, "not-timed, exit 0")
 
 
@@ -74,7 +75,7 @@ def test_a_model_that_draws_random_numbers_is_exact_while_replays_advance_the_ge
 def test_a_fault_is_taken_out_again(name: str):
     """After its context nothing is patched."""
     before = [dict(vars(owner)) for owner in PATCHED]
-    with resolve_name(f"bcgbench.faults.{FAULTS[name].inject}")():
+    with injected(name):
         pass
     assert [dict(vars(owner)) for owner in PATCHED] == before
 
@@ -117,7 +118,9 @@ def test_the_list_counts_what_the_registry_holds():
     counts = Counter(fault.backend for fault in FAULTS.values())
     shown = invoke("--list")
     assert shown.exit_code == 0
-    assert f"{len(FAULTS)} faults: {counts['tape']} tape, {counts['cuda']} cuda, {counts['none']} none" in shown.stdout
+    assert set(counts) == {"tape", "cpu", "cuda", "none"}
+    each = ", ".join(f"{number} {backend}" for backend, number in counts.items())
+    assert f"{len(FAULTS)} faults: {each}" in shown.stdout
     assert f"skipped here: {counts['cuda']} (needs CUDA graphs: --device cuda)" in shown.stdout
     assert json.loads(invoke("--list", "--json").stdout).keys() == FAULTS.keys()
 

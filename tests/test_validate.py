@@ -23,8 +23,8 @@ from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.steps import Break
 from bcgbench.engine.tape import TapeBackend, TapeSegment
+from bcgbench.faults import injected
 from bcgbench.models.prior import Prior
-from bcgbench.models.qwen_image import MASK, QwenImage
 from bcgbench.types import Case
 from bcgbench.validate_subject import Subject, Trace, opened
 
@@ -131,22 +131,16 @@ def test_another_result_in_a_fresh_process_is_told(qwen: Subject, monkeypatch: p
     failed("fresh-process", qwen, "1 of 4 eager calls differ", "first call 2")
 
 
-def test_eager_in_disguise_is_not_engagement(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+def test_eager_in_disguise_is_not_engagement(qwen: Subject):
     """https://github.com/sgl-project/sglang/pull/33885: the flag was on and every request ran eagerly."""
-    monkeypatch.setattr(GraphedForward, "__call__", lambda self, arguments: self.fall_back(arguments))
-    failed("engagement", qwen, "0 of 12 transformer calls were replayed")
+    with injected("eager-in-disguise"):
+        failed("engagement", qwen, "0 of 12 transformer calls were replayed")
 
 
-def test_padding_that_is_attended_fails_in_float32(traces: Traces, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("fault", ["forgotten-mask", "dropped-mask"])
+def test_padding_that_is_attended_fails_in_float32(fault: str, traces: Traces):
     """https://github.com/sgl-project/sglang/pull/34218: the picture drifted by tokens that padding added."""
-    pad = QwenImage.pad
-
-    def unmasked(self: QwenImage, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
-        padded = pad(self, arguments, **options)
-        return {**padded, MASK: torch.ones_like(padded[MASK])} if padded[MASK] is not None else padded
-
-    monkeypatch.setattr(QwenImage, "pad", unmasked)
-    with torch.no_grad():
+    with torch.no_grad(), injected(fault):
         failed("padding", Subject(traces["tiny/qwen-image"], "bcg"), "is a mask missing?")
 
 
@@ -196,26 +190,17 @@ def test_an_argument_without_another_legal_value_is_left(leaf: Tensor):
 # --- lifetime -------------------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_bridge_copy_is_found_by_its_poison(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("fault", ["dropped-bridge", "skipped-break", "skipped-segment"])
+def test_what_a_replay_leaves_out_is_found_by_its_poison(fault: str, qwen: Subject):
     """On identical inputs the old output would pass for the new one."""
-    monkeypatch.setattr(Break, "replay", lambda self: self.function(*self.args, **self.kwargs))
-    failed("order", qwen, "in order (0, 1)", "differs from eager")
+    with injected(fault):
+        failed("order", qwen, "in order (0, 1)", "differs from eager")
 
 
-def test_an_uncloned_output_is_overwritten_by_the_next_call(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+def test_an_uncloned_output_is_overwritten_by_the_next_call(qwen: Subject):
     """https://github.com/NVIDIA/TensorRT-LLM/pull/16391: both branches of guidance got one buffer."""
-    _uncloned(monkeypatch)
-    failed("aliasing", qwen, "changed when transformer was called next")
-
-
-def _uncloned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replay(self: SegmentedGraph, leaves: list[Any]) -> Any:
-        self.inputs.update(leaves)
-        for step in self.steps:
-            step.replay()
-        return self.result()
-
-    monkeypatch.setattr(SegmentedGraph, "replay", replay)
+    with injected("uncloned-output"):
+        failed("aliasing", qwen, "changed when transformer was called next")
 
 
 def test_a_lost_output_type_is_told(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
@@ -343,6 +328,19 @@ def test_a_replay_that_reads_more_than_eager_is_told_with_its_place(qwen: Subjec
     failed("host-audit", qwen, "asks the host 1 times, eager 0", "host read: item", "test_validate.py")
 
 
+def test_compilation_after_preparation_is_told_with_its_place(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+    """A kernel that is compiled in the first measured request is billed to it."""
+    replay = SegmentedGraph.replay
+    function = torch.compile(lambda x: x * 1, backend="eager")
+
+    def compiling(self: SegmentedGraph, leaves: list[Any]) -> Any:
+        function(leaves[0])
+        return replay(self, leaves)
+
+    monkeypatch.setattr(SegmentedGraph, "replay", compiling)
+    failed("host-audit", qwen, "a replay of transformer after preparation: 1x compilation: torch.compile (dynamo) in")
+
+
 def test_a_step_that_raises_is_named_with_its_neighbours(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
     """https://github.com/sgl-project/sglang/issues/34183: an illegal access somewhere in 61 segments."""
     replay = TapeSegment.replay
@@ -428,7 +426,7 @@ def test_once_cuda_is_lost_no_other_check_runs(monkeypatch: pytest.MonkeyPatch):
 
 def test_exit_code_is_the_worst_of_the_failed_checks():
     """Wrong outputs outrank unproven graphs; nothing asked is no success."""
-    finding = validate._skipped("order", "bcg", "")
+    finding = validate.skipped("order", "bcg", "")
     graphs = replace(finding, check="steps", ruling="FAILED")
     assert validate.exit_code([finding]) == 6
     assert validate.exit_code([finding, graphs]) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,13 +72,10 @@ class _Audit(TorchDispatchMode):
 
 
 def audit(run: Callable[[], object], *, root: nn.Module, device: torch.device) -> Found:
-    """Host reads, host copies, data-dependent shapes, synchronising calls and compilations of `run()`."""
+    """Host reads, host copies, data-dependent shapes and synchronising calls of `run()`; compilations: `jit.py`."""
     seen = _Audit(root, device)
-    compiled = _compilations()
     with FunctionWatch(seen.function), seen, _synchronising(seen):
         run()
-    if (more := _compilations() - compiled) > 0:
-        seen.found["compilation: torch.compile frames"] += more
     return seen.found
 
 
@@ -97,8 +93,3 @@ def _synchronising(seen: _Audit) -> Iterator[None]:
             setattr(owner, name, wait)
             stack.callback(setattr, owner, name, original)
         yield
-
-
-def _compilations() -> int:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])

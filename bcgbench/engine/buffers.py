@@ -53,9 +53,9 @@ class Address:
 
 
 def borrow(tensor: Tensor) -> Tensor:
-    """A non-owning view of a CUDA tensor; on a CPU, where no pool reuses memory, the tensor itself."""
+    """A non-owning view of a CUDA tensor; on a CPU, where no pool reuses memory, an alias, which `t_` does not turn."""
     if tensor.device.type != "cuda" or tensor.numel() == 0:
-        return tensor
+        return tensor.detach()
     return Address.of(tensor).view()
 
 

@@ -22,6 +22,8 @@ from bcgbench.errors import CaptureError
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ENGINE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_TRITON = str(Path(torch.__file__).parents[1] / "triton")
+_NOT_MODEL = (_ENGINE, _TORCH, _TRITON, contextlib.__file__)
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def function_name(function: Any) -> str:
 def source_line() -> tuple[str, int]:
     """File and line of the innermost model code on the stack, the same for every module that runs it."""
     for frame in _frames(sys._getframe(1)):
-        if not frame.f_code.co_filename.startswith((_ENGINE, _TORCH)):
+        if not frame.f_code.co_filename.startswith(_NOT_MODEL):
             return frame.f_code.co_filename, frame.f_lineno
     return "", 0
 
@@ -169,7 +171,7 @@ def error_site(error: BaseException, root: nn.Module | None) -> str:
 def error_operation(error: BaseException) -> str:
     """The line of model code that raised, as it is written; "" where its source is not at hand."""
     entries = traceback.extract_tb(error.__traceback__)
-    own = [entry for entry in entries if not entry.filename.startswith((_ENGINE, _TORCH))]
+    own = [entry for entry in entries if not entry.filename.startswith(_NOT_MODEL)]
     return (own[-1].line or "").strip() if own else ""
 
 
@@ -189,7 +191,7 @@ def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
     line, path = "", ""
     for frame in frames:
         name = frame.f_code.co_filename
-        if name.startswith((_ENGINE, _TORCH)):
+        if name.startswith(_NOT_MODEL):
             continue
         line = line or f"{Path(name).name}:{frame.f_lineno}"
         owner = _self_of(frame)

@@ -36,11 +36,13 @@ class TapeSegment:
 
     def bridge(self, result: Tensor) -> tuple[Tensor, Bridge]:
         tensor = clone_strided(result)  # as on a GPU: kernels and random numbers follow the strides
-        return tensor, Bridge(tensor)
+        return tensor, Bridge(tensor.detach())
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if func._schema.name in _UNINITIALISED:
+        if func._schema.name in _UNINITIALISED or torch.Tag.inplace_view in func.tags:  # no work: geometry is fixed
             return
+        # aliases: `t_` later in the forward turns the tensor that it is given, not what this operation saw
+        args, kwargs, out = trees.map_leaves(_alias, (args, kwargs, out))
         held = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
         fresh = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
         if fresh or func._schema.is_mutable:
@@ -63,6 +65,10 @@ class TapeSegment:
 
     def abandon(self) -> None:
         self._operations.clear()
+
+
+def _alias(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def _overwrite(fresh: list[Tensor], out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.segments import Bridge, CudaSegment
 from bcgbench.engine.steps import Break, Guard
+from bcgbench.engine.tape import TapeSegment
 from bcgbench.faults.places import changed_model, replaced
 from bcgbench.models import base
 
@@ -56,6 +57,18 @@ def frozen_mask() -> Patch:
     return replaced(StaticInputs, "update", update)
 
 
+def stale_timestep() -> Patch:
+    """The smallest input stays as captured: a step computed for another time."""
+
+    def update(original: Callable[..., None], self: StaticInputs, leaves: list[Any]) -> None:
+        if self.copies:
+            smallest = min(self._buffers, key=lambda index: self._buffers[index].numel())
+            leaves = [self.leaves[index] if index == smallest else leaf for index, leaf in enumerate(leaves)]
+        original(self, leaves)
+
+    return replaced(StaticInputs, "update", update)
+
+
 def uncloned_output() -> Patch:
     """A replay hands out the graph's own output memory."""
 
@@ -73,6 +86,43 @@ def dropped_bridge() -> Patch:
         self.function(*self.args, **self.kwargs)
 
     return replaced(Break, "replay", replay)
+
+
+def skipped_break() -> Patch:
+    """What runs eagerly between segments is not run again."""
+    return patch.object(Break, "replay", lambda _self: None)
+
+
+def skipped_segment() -> Patch:
+    """A replay ends before its last step."""
+
+    def replay(original: Callable[..., Any], self: SegmentedGraph, leaves: list[Any]) -> Any:
+        with patch.object(self, "steps", self.steps[:-1]):
+            return original(self, leaves)
+
+    return replaced(SegmentedGraph, "replay", replay)
+
+
+def lost_operation(name: str = "aten::add") -> Patch:
+    """An operation runs while capturing and is not recorded."""
+
+    def record(original: Callable[..., None], self: TapeSegment, func: Any, *rest: Any) -> None:
+        if func._schema.name != name:
+            original(self, func, *rest)
+
+    return replaced(TapeSegment, "record", record)
+
+
+def flipped_bit() -> Patch:
+    """A segment's last result is off by one bit when it closes."""
+
+    def end(original: Callable[..., None], self: TapeSegment) -> None:
+        original(self)
+        for *_, fresh in self._operations[-1:]:
+            for tensor in fresh:
+                tensor.mul_(1 + 2**-23)
+
+    return replaced(TapeSegment, "end", end)
 
 
 def wrong_graph() -> Patch:
@@ -163,68 +213,6 @@ def lost_random_advance() -> Iterator[None]:
         replaced(base.Session, "produce", seeded),
         replaced(Arm, "call", seeded),
         replaced(SegmentedGraph, "replay", replay),
-    ):
-        yield
-
-
-def eager_in_disguise() -> Patch:
-    """A call of a graph arm runs eagerly."""
-
-    def call(_original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        self.calls += 1
-        return self._forward(arguments)
-
-    return replaced(GraphedForward, "__call__", call)
-
-
-def counted_not_done() -> Patch:
-    """A call of a graph arm runs eagerly and counts as a replay of the cache."""
-
-    def call(_original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        self.calls += 1
-        self.replays += self._policy is not None
-        return self._forward(arguments)
-
-    return replaced(GraphedForward, "__call__", call)
-
-
-def replay_recomputed() -> Patch:
-    """A call of a graph arm runs eagerly, and every counter, the graph's own too, calls it a replay."""
-
-    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        graph = self.serving(self.sign(arguments))
-        if graph is None:
-            return original(self, arguments)
-        graph.replays += 1
-        self.replays += 1
-        self.calls += 1
-        return self._forward(arguments)
-
-    return replaced(GraphedForward, "__call__", call)
-
-
-def baseline_replayed() -> Patch:
-    """The eager arm's calls count as replays: it is not the baseline that it claims to be."""
-
-    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        self.replays += self._policy is None
-        return original(self, arguments)
-
-    return replaced(GraphedForward, "__call__", call)
-
-
-@contextmanager
-def late_capture() -> Iterator[None]:
-    """Preparation captures nothing, and a call without a graph captures one in the middle of a request."""
-
-    def call(original: Callable[..., Any], self: GraphedForward, arguments: dict[str, Any]) -> Any:
-        self.prepare(arguments)
-        return original(self, arguments)
-
-    with (
-        patch.object(GraphedForward, "freeze", lambda _self: None),
-        patch.object(Arm, "_variants", lambda _self, _calls: []),
-        replaced(GraphedForward, "__call__", call),
     ):
         yield
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Backend = Literal["tape", "cuda", "none"]
+Backend = Literal["tape", "cpu", "cuda", "none"]
 Shown = Literal["run", "gpu", "runs"]
 
 
@@ -20,8 +20,8 @@ class Fault:
     published: tuple[str, ...] = ()
     """Published failures that it stands for, as `owner/repository#number`."""
     backend: Backend = "tape"
-    """What replays where it shows: the "tape" of a CPU, and so a GPU's graphs too; only "cuda" graphs; or "none", where
-    any arm would do."""
+    """What replays where it shows: the "tape" of a CPU, and so a GPU's graphs too; only the "cpu", a fault of the tape
+    itself; only "cuda" graphs; or "none", where any arm would do."""
     inject: str
     """`module:function` below this package; the function gives a context manager, and the fault is in while it is
     open."""

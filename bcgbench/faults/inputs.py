@@ -38,6 +38,15 @@ def forgotten_mask() -> Patch:
     return replaced(qwen_image.QwenImage, "_shaped", shaped)
 
 
+def dropped_mask() -> Patch:
+    """Prompt rows are padded and no mask is given."""
+
+    def shaped(original: Callable[..., Any], self: Any, arguments: dict[str, Any], **how: Any) -> dict[str, Any]:
+        return {**original(self, arguments, **how), qwen_image.MASK: None}
+
+    return replaced(qwen_image.QwenImage, "_shaped", shaped)
+
+
 def wrong_bucket() -> Patch:
     """Captions are padded past the multiple that the model itself rounds to: more rows, and the image's RoPE moves."""
 

@@ -19,6 +19,11 @@ FAULTS: dict[str, Fault] = {
         inject="engine:frozen_mask", model=_QWEN, case={"buckets": (32,)},
         code="outputs-differ", says="calls, first call 1", exit_code=3,
     ),
+    "stale-timestep": Fault(
+        part="replay", breaks="the smallest input, the time of the step, stays as captured",
+        published=("vllm-project/vllm#53915",), inject="engine:stale_timestep",
+        code="outputs-differ", says="calls, first call 1", exit_code=3,
+    ),
     "uncloned-output": Fault(
         part="replay", breaks="the next replay overwrites what the one before returned",
         published=(_SGLANG(31852), "pytorch/pytorch#148439", "NVIDIA/TensorRT-LLM#16391"),
@@ -27,6 +32,14 @@ FAULTS: dict[str, Fault] = {
     "dropped-bridge": Fault(
         part="replay", breaks="what a break returns does not reach the next segment", published=(_SGLANG(30584),),
         inject="engine:dropped_bridge", code="outputs-differ", says="calls, first call 1", exit_code=3,
+    ),
+    "skipped-break": Fault(
+        part="replay", breaks="what runs eagerly between segments is not run again", inject="engine:skipped_break",
+        code="outputs-differ", says="calls, first call 1", exit_code=3,
+    ),
+    "skipped-segment": Fault(
+        part="replay", breaks="a replay ends before its last step", inject="engine:skipped_segment",
+        code="outputs-differ", says="calls, first call 1", exit_code=3,
     ),
     "wrong-branch": Fault(
         part="replay", breaks="the unconditional branch gets the conditional one's output",
@@ -79,6 +92,15 @@ FAULTS: dict[str, Fault] = {
         part="capture", breaks="the model does what a graph cannot hold", published=(_SGLANG(34929),),
         inject="engine:failing_capture", code="capture-failed", says="indexing with a mask", exit_code=7,
     ),
+    "lost-operation": Fault(
+        part="capture", breaks="additions run while capturing and are not recorded", backend="cpu",
+        inject="engine:lost_operation", code="outputs-differ", says="calls, first call 1", exit_code=3,
+        note="replays only part of what was captured, as skipped-segment does",
+    ),
+    "flipped-bit": Fault(
+        part="capture", breaks="a segment's last result is off by one bit when it closes", backend="cpu",
+        inject="engine:flipped_bit", code="capture-failed", says="first differing module", exit_code=7,
+    ),
     "unjoined-stream": Fault(
         part="capture", breaks="work on a side stream is not joined", published=("vllm-project/vllm#57785",),
         backend="cuda", inject="engine:unjoined_stream", code="capture-failed", exit_code=7,
@@ -89,7 +111,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "late-capture": Fault(
         part="capture", breaks="a graph is captured in the middle of a request", published=(_SGLANG(36485),),
-        inject="engine:late_capture", code="late-capture", says="0, 1, 1, 1", exit_code=4,
+        inject="engagement:late_capture", code="late-capture", says="0, 1, 1, 1", exit_code=4,
     ),
     "evicted-graph": Fault(
         part="capture", breaks="the cache drops a graph that requests need", published=("pytorch/pytorch#193402",),
@@ -103,16 +125,21 @@ FAULTS: dict[str, Fault] = {
     # --- engagement ---------------------------------------------------------------------------------------------------
     "eager-in-disguise": Fault(
         part="engagement", breaks="the graph arm runs eagerly", published=(_SGLANG(33885), _SGLANG(30016)),
-        inject="engine:eager_in_disguise", code="not-engaged", says="0 of", exit_code=4,
+        inject="engagement:eager_in_disguise", code="not-engaged", says="0 of", exit_code=4,
+    ),
+    "lost-graph": Fault(
+        part="engagement", breaks="a call never finds the graph that was captured for it",
+        published=(_SGLANG(33885),), inject="engagement:lost_graph",
+        code="fallback", says="no graph", exit_code=4,
     ),
     "counted-not-done": Fault(
         part="engagement", breaks="the graph arm runs eagerly, and the cache counts replays",
-        published=(_SGLANG(31852),), inject="engine:counted_not_done",
+        published=(_SGLANG(31852),), inject="engagement:counted_not_done",
         code="captured-not-engaged", says="never replayed", exit_code=4,
     ),
     "replay-recomputed": Fault(
         part="engagement", breaks="the graph arm runs eagerly, and every counter says replayed",
-        published=(_SGLANG(30016),), inject="engine:replay_recomputed", case={"profile": True}, shown="gpu",
+        published=(_SGLANG(30016),), inject="engagement:replay_recomputed", case={"profile": True}, shown="gpu",
         code="not-engaged", says="no graph launch", exit_code=4,
         note="the launches are those of the tape's segments, counted in a tiny run and marked as a profiler's",
     ),
@@ -127,6 +154,6 @@ FAULTS: dict[str, Fault] = {
     ),
     "baseline-replayed": Fault(
         part="engagement", breaks="the eager arm replays", published=(_SGLANG(30016),),
-        inject="engine:baseline_replayed", code="baseline-replayed", says="baseline without graphs", exit_code=4,
+        inject="engagement:baseline_replayed", code="baseline-replayed", says="baseline without graphs", exit_code=4,
     ),
 }  # fmt: skip

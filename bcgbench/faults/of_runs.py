@@ -14,6 +14,10 @@ FAULTS: dict[str, Fault] = {
         part="padding", breaks="padded prompt rows are attended to like text", published=(_SGLANG(34218),),
         inject="inputs:forgotten_mask", model=_QWEN, code="padding-over-limit", says="is a mask missing?", exit_code=3,
     ),
+    "dropped-mask": Fault(
+        part="padding", breaks="prompt rows are padded and no mask is given", published=(_SGLANG(34218),),
+        inject="inputs:dropped_mask", model=_QWEN, code="padding-over-limit", says="is a mask missing?", exit_code=3,
+    ),
     "wrong-bucket": Fault(
         part="padding", breaks="captions are padded beyond the multiple of 32 that the model rounds to",
         published=(_SGLANG(34218),), inject="inputs:wrong_bucket",

@@ -7,8 +7,7 @@ import pytest
 
 from bcgbench import models
 from bcgbench.divergence import diverge
-from bcgbench.engine.buffers import StaticInputs
-from bcgbench.engine.segments import Bridge
+from bcgbench.faults import injected
 from bcgbench.models.base import Adapter
 from bcgbench.types import Case
 from tests.models.test_contract import tiny_case
@@ -43,26 +42,15 @@ def test_a_wrong_bucket_names_the_refiner(arm: str, dtype: str, monkeypatch: pyt
     assert result.replay is None
 
 
-def test_a_stale_input_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Inputs are copied at capture and never again."""
-    update = StaticInputs.update
-    monkeypatch.setattr(StaticInputs, "update", lambda self, leaves: None if self._seen else update(self, leaves))
-    result = diverge(on_gpu("tiny/qwen-image"), arms=("eager-padded", "bcg"))
+@pytest.mark.parametrize(
+    ("fault", "what", "where"),
+    [("stale-input", "input ", ""), ("dropped-bridge", "what break", "transformer_blocks.0.attn")],
+)
+def test_a_replay_that_goes_wrong_is_told_from_a_capture(fault: str, what: str, where: str):
+    """Inputs are copied at capture and never again; what a break returns is filled in while capturing only."""
+    with injected(fault):
+        result = diverge(on_gpu("tiny/qwen-image"), arms=("eager-padded", "bcg"))
     assert result.replay is not None
     assert result.replay.capture_equals_eager
-    assert result.replay.what.startswith("input ")
-
-
-def test_a_dropped_bridge_names_its_break(monkeypatch: pytest.MonkeyPatch):
-    """Filled while capturing, never in a replay."""
-    fill = Bridge.fill
-
-    def once(self: Bridge, result: Any) -> None:
-        if self._views is None:
-            fill(self, result)
-
-    monkeypatch.setattr(Bridge, "fill", once)
-    result = diverge(on_gpu("tiny/qwen-image"), arms=("eager-padded", "bcg"))
-    assert result.replay is not None
-    assert result.replay.what.startswith("what break")
-    assert result.replay.where.startswith("transformer_blocks.0.attn")
+    assert result.replay.what.startswith(what)
+    assert result.replay.where.startswith(where)
