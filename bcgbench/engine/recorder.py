@@ -201,6 +201,7 @@ class Capture:
             value = self._guard(func, args, kwargs)
             return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
         self._refuse_dynamic(func, args)
+        self._refuse_host_write(func, args)
         self._refuse_unreturned((args, kwargs))
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):
@@ -211,6 +212,19 @@ class Capture:
                 self._note_made(tensor)
         segment.record(func, args, kwargs, out)
         return out
+
+    def _refuse_host_write(self, func: Any, args: tuple[Any, ...]) -> None:
+        """A graph of the device repeats no work of the host: state kept there would stay as captured."""
+        written = args[0] if args and func._schema.is_mutable else None
+        if (
+            isinstance(written, Tensor)
+            and written.device.type == "cpu" != self._backend.device.type
+            and not self._is_made(written)
+        ):
+            raise CaptureError(
+                f"{func._schema.name} in {diagnose.call_site(self.module)} writes to a tensor of the host that the "
+                "forward did not make; a replay would not. Keep it on the device, or break around it by name."
+            )
 
     def _refuse_dynamic(self, func: Any, args: tuple[Any, ...]) -> None:
         if is_dynamic(func, args):

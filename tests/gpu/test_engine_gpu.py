@@ -169,6 +169,19 @@ def test_host_reads_are_guarded():
     assert "host read at item" in next(iter(engine.cache.misses.values())).reason
 
 
+def test_state_on_the_host_is_refused():
+    """A graph repeats no work of the host: a count kept there would stand still at replay."""
+    count = torch.zeros(())
+
+    def forward(arguments):
+        count.add_(1)
+        return arguments["x"] * 2
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    with pytest.raises(CaptureError, match="writes to a tensor of the host"):
+        engine.prepare({"x": torch.ones(4, device="cuda")})
+
+
 def test_failed_capture_leaves_the_process_usable(net):
     """A synchronise inside a capture invalidates it: afterwards memory, generator, older and new graphs still work."""
     engine = graphed(net)
