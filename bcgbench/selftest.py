@@ -68,10 +68,13 @@ class Outcome:
 
 
 def case_of(model: str, *, device: str = "cpu", **changes: Any) -> Case:
-    """A tiny case of two steps and two prompts of unlike length, in float32."""
-    side = LARGER_PX.get(model, 32)
+    """A tiny case of two steps and two prompts of unlike length, in float32.
+
+    On a GPU three rounds: clocks are judged by the median of the images, and one may be off by chance.
+    """
+    side, rounds = LARGER_PX.get(model, 32), 1 if device == "cpu" else 3
     base = Case(model=model, width_px=side, height_px=side, steps=2, prompts=PROMPTS, dtype="float32", device=device,
-                rounds=1, profile=False, runners=ARMS)  # fmt: skip
+                rounds=rounds, profile=False, runners=ARMS)  # fmt: skip
     return dataclasses.replace(base, **changes)
 
 
@@ -117,7 +120,13 @@ def run_control(case: Case, *, folder: Path, as_gpu: bool = False) -> Outcome:
 
 
 def run_fault(name: str, fault: Fault, *, device: str, folder: Path) -> Outcome:
-    """The fault's case with the fault in it, and whether the ordinary judgement found it."""
+    """The fault's case with the fault in it, and whether the ordinary judgement found it.
+
+    A fault of the clocks alone needs no GPU, and a tiny model is too fast for it on one: a lost stage of 1 ms is within
+    the limits.
+    """
+    if fault.shown == "gpu" and fault.backend == "none":
+        device = "cpu"
     case = case_of(fault.model, device=device, **fault.case)
     if fault.shown == "gpu":
         with injected(name):

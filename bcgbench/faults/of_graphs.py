@@ -145,7 +145,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "unhooked": Fault(
         part="engagement", breaks="the pipeline calls another module than the hooked one", published=(_SGLANG(33885),),
-        inject="inputs:unhooked", code="not-engaged", says="4 of 14", exit_code=4,
+        inject="inputs:unhooked", code="not-engaged", says="4 of", exit_code=4,
     ),
     "skipped-prompt": Fault(
         part="engagement", breaks="a graph is captured for a prompt that no request of the arm makes",
