@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 SWITCHES = ("training", "scaling", "_disable_adapters", "merged_adapters")
-"""Attributes of a submodule that the host reads and a graph froze: the training flag, and the state of peft's LoRA layer
-(its scale, whether it is on, what is merged into the weight)."""
+"""Attributes of a submodule that the host reads and a graph froze: the training flag, and the state of a LoRA layer
+of peft (scale, whether it is on, what is merged into the weight)."""
 
 
 class WeightPlaces:
