@@ -128,7 +128,10 @@ def test_another_result_in_a_fresh_process_is_told(qwen: Subject, monkeypatch: p
     assert ask("fresh-process", qwen).ruling == "OK"
     there[2] = ["other"]
     Done.stdout = validate_repeat.json.dumps(there)
-    failed("fresh-process", qwen, "1 of 4 eager calls differ", "first call 2")
+    failed("fresh-process", qwen, "multimodal across processes: 1 of 4 calls differ", "first call 2")
+    outcomes = iter(range(10))
+    monkeypatch.setattr(validate_repeat, "_fresh", lambda _: [*there[:3], [f"never {next(outcomes)} again"]])
+    failed("fresh-process", qwen, "noisy across processes: 2 of 4 calls differ")
 
 
 def test_eager_in_disguise_is_not_engagement(qwen: Subject):
