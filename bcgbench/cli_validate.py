@@ -129,9 +129,8 @@ def max_exit(found: Found) -> int:
 def as_text(found: Found, *, as_json: bool) -> str:
     """A table per case with the details below it and the total cost in its last line; or one JSON document."""
     if as_json:
-        cases = [
-            {"case": case.key, "model": case.model, "findings": [asdict(each) for each in mine]} for case, mine in found
-        ]
+        cases = [{"case": case.key, "model": case.model, **_cost(mine), "findings": [asdict(each) for each in mine]}
+                 for case, mine in found]  # fmt: skip
         return json.dumps({"exit_code": max_exit(found), "cases": cases}, indent=2, ensure_ascii=False)
     return "\n\n".join(_case_text(case, mine) for case, mine in found)
 
@@ -144,8 +143,15 @@ def _case_text(case: Case, mine: Sequence[Finding]) -> str:
     lines += [f"  {each.check}: {detail}" for each in mine for detail in each.details]
     count = {ruling: sum(each.ruling == ruling for each in mine) for ruling in ("OK", "FAILED", "NOT-APPLICABLE")}
     told = ", ".join(f"{number} {ruling}" for ruling, number in count.items() if number)
-    forwards, seconds = sum(each.forwards for each in mine), sum(each.duration_s for each in mine)
-    return "\n".join([*lines, f"total: {told}; {forwards} forwards, {seconds:.1f} s"])
+    cost = _cost(mine)
+    return "\n".join([*lines, f"total: {told}; {cost['forwards']} forwards, {cost['duration_s']:.1f} s"])
+
+
+def _cost(findings: Sequence[Finding]) -> dict[str, Any]:
+    """What all checks of a case took, loading and tracing the model left out."""
+    return {
+        "forwards": sum(each.forwards for each in findings), "duration_s": sum(each.duration_s for each in findings)
+    }  # fmt: skip
 
 
 def _row(finding: Finding) -> dict[str, Any]:

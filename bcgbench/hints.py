@@ -22,6 +22,8 @@ def hint(miss: Miss) -> str:
         return f"add a bucket of at least {length[1]} to --buckets"
     if miss.reason == "nothing was captured":
         return "the reason of the failed capture stands in this arm's record; --break auto finds what must run eagerly"
+    if miss.reason.startswith("weights or switches changed"):
+        return "load weights and adapters, and switch them, before the run: its graphs are captured once"
     if miss.reason.startswith(("host read", "a break returned")):
         return (
             "a value that the host reads changes: pass it as a tensor, or break around the code that uses it (--break)"

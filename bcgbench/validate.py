@@ -75,7 +75,7 @@ def _check(target: str, provokes: str, exit_code: int, **more: float) -> Check:
 CHECKS: dict[str, Check] = {
     "repeatability": _check("repeat:repeatability", "eager is not repeatable in one process", GRAPHS),
     "fresh-process": _check(
-        "repeat:fresh_process", "eager is not repeatable across processes", GRAPHS, limit_s=FRESH_LIMIT_S + 60
+        "repeat:fresh_process", "eager is not repeatable across processes", GRAPHS, limit_s=2 * FRESH_LIMIT_S + 60
     ),
     "engagement": _check("repeat:engagement", "eager in disguise, misses, late captures", GRAPHS),
     "padding": _check("repeat:padding", "padding that is attended", OUTPUTS),

@@ -102,14 +102,21 @@ class _Child:
         with tempfile.TemporaryDirectory() as folder:
             log_path = Path(folder) / "log"
             with Process(self.asked.job, log_path=log_path) as process:
+                left = len(self.asked.names) * len(self.asked.runners)
                 while (lines := process.read()) is not None:
-                    yield from filter(None, map(self._take, lines))
+                    for finding in filter(None, map(self._take, lines)):
+                        left -= 1
+                        yield finding
+                    if not left:  # all is said: a process that has lost its device may not end by itself
+                        return
                     if time.monotonic() - self._moved_s > self._limit_s:
                         yield self._hung(process)
                         return
-            if self._failure is not None:
+            if self._failure is not None and not self.check:
                 raise _error(self._failure)
-            if process.returncode or self.check:
+            if self._failure is not None:
+                yield self._lost(self._failure.text)
+            else:
                 yield self._died(describe_exit(process.returncode), last_telling_line(log_path))
 
     @property
@@ -142,12 +149,16 @@ class _Child:
         """Asks where it hangs, then ends it."""
         if not self.check:
             process.kill()
-            raise EnvironmentFault(f"The model was not loaded and traced after {self._limit_s:g} s (--timeout).")
-        found: list[Finding | None] = []
+            raise EnvironmentFault(
+                f"The model was not loaded and traced after {self._limit_s:g} s (`timeout_s` of a suite)."
+            )
+        check, runner = self.check, self.runner
         process.ask_place()
         until_s = time.monotonic() + ASK_S
         while not self._place and time.monotonic() < until_s and (lines := process.read()) is not None:
-            found += map(self._take, lines)
+            for line in lines:
+                self._take(line)
+        self.check, self.runner = check, runner  # what ends after its limit is late
         process.kill()
         where = self._place or "it does not answer where (the interpreter's lock is held)"
         return self._lost(f"no forward ended within {self._limit_s:g} s: {where}")

@@ -55,27 +55,39 @@ def _kind(subject: Subject, shape: Shape) -> tuple[str, float]:
 
 
 def fresh_process(subject: Subject) -> Answer:
-    """The eager calls of prompt 0 in a process of their own, loaded anew."""
+    """The eager calls of prompt 0 in a process of their own, loaded anew; where they differ, in another one, too."""
     here = [list(digests(traced.output)) for traced in subject.trace.calls[0]]
+    there = _fresh(subject)
+    if isinstance(there, str):
+        return not_applicable(there)
+    if there == here:
+        return ruled([], fine=f"deterministic: {len(here)} eager calls have equal digests in a fresh process")
+    again = _fresh(subject)
+    kind = "multimodal" if again in (here, there) else "noisy"
+    problems = [] if len(there) == len(here) else [f"{len(there)} calls in a fresh process, {len(here)} in this one"]
+    unequal = [index for index, (a, b) in enumerate(zip(here, there, strict=False)) if a != b]
+    if unequal:
+        problems.append(
+            f"eager is {kind} across processes: {len(unequal)} of {len(here)} calls differ in a fresh one, first call "
+            f"{unequal[0]}; digests of two runs cannot be compared (unseeded state, or kernels chosen by timing)"
+        )
+    return ruled(problems, fine="")
+
+
+def _fresh(subject: Subject) -> list[list[str]] | str:
+    """Digests of the calls in a new process, or why there are none."""
     command = [sys.executable, "-m", "bcgbench.validate_repeat"]
     try:
         done = subprocess.run(command, input=json.dumps(to_json(subject.session.case)), capture_output=True, text=True,
                               check=False, timeout=FRESH_LIMIT_S)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return not_applicable(f"the fresh process did not end in {FRESH_LIMIT_S:.0f} s")
+        return f"the fresh process did not end in {FRESH_LIMIT_S:.0f} s"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return not_applicable(f"the fresh process ended with {done.returncode}: {last}")
-    there = json.loads(done.stdout.splitlines()[-1])
+        return f"the fresh process ended with {done.returncode}: {last}"
+    there: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
     subject.replays += len(there)  # forwards of another process, counted by hand
-    problems = [] if len(there) == len(here) else [f"{len(there)} calls in a fresh process, {len(here)} in this one"]
-    unequal = [index for index, (a, b) in enumerate(zip(here, there, strict=False)) if a != b]
-    if unequal:
-        problems.append(
-            f"{len(unequal)} of {len(here)} eager calls differ in a fresh process, first call {unequal[0]}; digests of "
-            "two runs cannot be compared (unseeded state, or kernels chosen by timing)"
-        )
-    return ruled(problems, fine=f"{len(here)} eager calls have equal digests in a fresh process")
+    return there
 
 
 def main() -> None:

@@ -138,46 +138,56 @@ def _other_type(leaf: Any) -> Any:
     return float(leaf) if isinstance(leaf, int) else -leaf if isinstance(leaf, float) and leaf == 0 else None
 
 
+Change = Callable[[nn.Module, str], contextlib.AbstractContextManager[None]]
+"""Of the denoiser, by the path of a linear layer in it."""
+
+
 def weights(subject: Subject) -> Answer:
-    """A weight changed in place must be followed, one with new storage or a new module seen at the next request."""
+    """A weight changed in place must be followed; new storage, a new or a switched module seen at the next request."""
     found = _moving_weight(subject)
     if found is None:
         return not_applicable("none of the denoiser's last linear layers can be scaled in place and changes its output")
-    shape, name, layer = found
-    cases: dict[str, Callable[[nn.Linear], contextlib.AbstractContextManager[None]]] = {
-        "written in place": _in_place, "with new storage": _new_storage, "as a new parameter": _new_parameter,
-    }  # fmt: skip
+    shape, name = found
     problems, told = [], []
-    for what, change in cases.items():
+    for what, change in CHANGES.items():
         arm = subject.arm()
-        with change(layer):
+        with change(subject.hook(arm, shape).module, name):
             expected = subject.eager(shape)
             replays = arm.counts.replays
             with arm.attached():
                 got = subject.hook(arm, shape).graphed(shape.arguments)
         followed = arm.counts.replays > replays
         told.append(f"{what}: {'followed' if followed else 'graphs dropped'}")
-        if unlike := subject.unlike(expected, got):
-            problems.append(f"{name}.weight {what}: {unlike}{' (a stale replay)' if followed else ''}")
-    return ruled(problems, fine=f"{name}.weight {', '.join(told)}")
+        unlike = subject.unlike(expected, got)
+        if followed and what in MUST_DROP:
+            unlike = unlike or "nothing was dropped"
+        if unlike:
+            problems.append(f"{name} {what}: {unlike}{' (a stale replay)' if followed else ''}")
+    return ruled(problems, fine=f"{name} {', '.join(told)}")
 
 
-def _moving_weight(subject: Subject) -> tuple[Shape, str, nn.Linear] | None:
+def _moving_weight(subject: Subject) -> tuple[Shape, str] | None:
     """The last linear layer whose weight the output of a call depends on."""
     for shape in subject.shapes:
-        base = subject.eager(shape)
-        layers = [(name, each) for name, each in subject.hook(subject.padded, shape).module.named_modules()
-                  if isinstance(each, nn.Linear)]  # fmt: skip
-        for name, layer in reversed(layers[-4:]):
-            with _in_place(layer):
+        base, root = subject.eager(shape), subject.hook(subject.padded, shape).module
+        names = [name for name, each in root.named_modules() if isinstance(each, nn.Linear)]
+        for name in reversed(names[-4:]):
+            with _in_place(root, name):
                 moved = subject.eager(shape)
             if not all(bit_equal(a, b) for a, b in zip(trees.tensors(base), trees.tensors(moved), strict=True)):
-                return shape, name, layer
+                return shape, name
     return None
 
 
+def _linear(root: nn.Module, name: str) -> nn.Linear:
+    layer = root.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
 @contextlib.contextmanager
-def _in_place(layer: nn.Linear) -> Iterator[None]:
+def _in_place(root: nn.Module, name: str) -> Iterator[None]:
+    layer = _linear(root, name)
     old = layer.weight.detach().clone()
     layer.weight.mul_(1.5)
     try:
@@ -187,7 +197,8 @@ def _in_place(layer: nn.Linear) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _new_storage(layer: nn.Linear) -> Iterator[None]:
+def _new_storage(root: nn.Module, name: str) -> Iterator[None]:
+    layer = _linear(root, name)
     old = layer.weight.data
     layer.weight.data = old * 1.5
     try:
@@ -197,10 +208,52 @@ def _new_storage(layer: nn.Linear) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _new_parameter(layer: nn.Linear) -> Iterator[None]:
+def _new_parameter(root: nn.Module, name: str) -> Iterator[None]:
+    layer = _linear(root, name)
     old = layer.weight
     layer.weight = nn.Parameter(old.detach() * 1.5, requires_grad=False)
     try:
         yield
     finally:
         layer.weight = old
+
+
+class _Adapted(nn.Module):
+    """A linear layer with a low-rank part added, as a LoRA loads it: it takes the layer's place."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        ones = torch.ones(layer.in_features, 1, dtype=layer.weight.dtype, device=layer.weight.device)
+        self.down = nn.Parameter(ones / layer.in_features, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.layer(x), x @ self.down)
+
+
+@contextlib.contextmanager
+def _adapted(root: nn.Module, name: str) -> Iterator[None]:
+    layer, (parent, _, own) = _linear(root, name), name.rpartition(".")
+    setattr(root.get_submodule(parent), own, _Adapted(layer).eval())
+    try:
+        yield
+    finally:
+        setattr(root.get_submodule(parent), own, layer)
+
+
+@contextlib.contextmanager
+def _in_training(root: nn.Module, name: str) -> Iterator[None]:
+    layer = _linear(root, name)
+    layer.train()
+    try:
+        yield
+    finally:
+        layer.eval()
+
+
+CHANGES: dict[str, Change] = {
+    "written in place": _in_place, "with new storage": _new_storage, "as a new parameter": _new_parameter,
+    "behind an adapter": _adapted, "in training mode": _in_training,
+}  # fmt: skip
+MUST_DROP = frozenset({"in training mode"})
+"""Changes that a linear layer's output does not show; another layer's would."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from bcgbench.comparable import comparable, interleaved
 from bcgbench.engagement import CODES, INFORMATIONAL, engagement_reasons
 from bcgbench.floor import floor_s
+from bcgbench.gains import remarks
 from bcgbench.metrics import denoise_times, outside_s, paired_log_ratios
 from bcgbench.outputs import answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
@@ -51,6 +52,10 @@ class Thresholds:
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
     max_memory_ratio: float | None = None
     """Limit on peak allocated memory of b over a."""
+    remarked_bytes: int = 1 << 30
+    """Memory that is remarked on where nothing is gained for it."""
+    remarked_kernels: float = 2.0
+    """Kernels more per graph launch that are remarked on: a prologue that sets up the generator is two."""
     max_padding_float32: float = 1e-4
     """What padding may change of a transformer output in float32, relative to its largest magnitude. On tiny models
     right padding stays below 1e-6, a forgotten mask is above 1e-3; PSNR cannot tell them apart (54 dB when wrong)."""
@@ -155,9 +160,9 @@ def compare(
     if a.run_id != b.run_id:
         outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
     over = tuple(_limits_passed(a, b, thresholds, rerun=known))
+    remarked = remarks(a, b, speed.speed, least_bytes=thresholds.remarked_bytes, kernels=thresholds.remarked_kernels)
     statuses = [_status_exit(r) for r in (a, b)]
-    unlike = 4 if refused and not any(statuses) else 0
-    slower = 1 if speed.speed == "SLOWER" else 0
+    own = 4 if refused and not any(statuses) else int(speed.speed == "SLOWER")
     return Verdict(
         case=b.case,
         a=a.runner,
@@ -169,8 +174,8 @@ def compare(
         fidelity=outputs.phrase,
         padding=padding_phrase(answer((b, a), "padding")),
         memory_ratio=_memory_ratio(a, b),
-        reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over)),
-        exit_code=worst([outputs.exit_code, *statuses, unlike, slower, *(code for code, _ in over)]),
+        reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over), *remarked),
+        exit_code=worst([outputs.exit_code, *statuses, own, *(code for code, _ in over)]),
     )
 
 

@@ -43,6 +43,12 @@ def crashes(case, *, names, emit, **_):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def raises(case, *, names, emit, **_):
+    """The first check raises what no check should."""
+    begin(case, emit, names[0])
+    raise KeyError("lost")
+
+
 def refuses(case, **_):
     """Loading refuses the case."""
     raise UsageError("no such size")
@@ -58,6 +64,17 @@ def slow(case, *, names, emit, **_):
 
 def break_hangs(case, **options):
     """The real checks on a graph whose second break does not end at replay."""
+    _second_break(case, lambda: time.sleep(60), **options)
+
+
+def kernel_hangs(case, **options):
+    """The same on a GPU: the break launches a kernel that takes minutes."""
+    import torch
+
+    _second_break(case, lambda: torch.cuda._sleep(10**12), **options)
+
+
+def _second_break(case, hang, **options):
     from bcgbench import validate_audit, validate_process
     from bcgbench.engine.steps import Break
 
@@ -65,7 +82,7 @@ def break_hangs(case, **options):
 
     def hanging(self):
         if "transformer_blocks.1" in self.where:
-            time.sleep(60)
+            hang()
         replay(self)
 
     Break.replay = hanging

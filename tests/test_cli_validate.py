@@ -58,6 +58,7 @@ def test_json_holds_every_finding():
     document = json.loads(done.stdout)
     assert (done.exit_code, document["exit_code"]) == (3, 3)
     (case,) = document["cases"]
+    assert (case["forwards"], case["duration_s"]) == (7, 0.25)
     assert [each["check"] for each in case["findings"]] == ["order", "memory-pressure"]
     assert case["findings"][0]["forwards"] == 7
 

@@ -15,6 +15,7 @@ NO_GRAPH = "no graph for this signature"
     [
         ("prompt has 70 tokens, the largest bucket is 64", (), "add a bucket of at least 70 to --buckets"),
         ("nothing was captured", (), "--break auto"),
+        ("weights or switches changed after the capture (proj.weight); capture again", (), "before the run"),
         ("host read at item in proj (x.py:3): captured 1, now 2", (), "pass it as a tensor"),
         (NO_GRAPH, ("encoder_hidden_states: captured bfloat16[1, 64, 3584], asked bfloat16[1, 128, 3584]",),
          "add 128 to --buckets"),

@@ -128,7 +128,10 @@ def test_another_result_in_a_fresh_process_is_told(qwen: Subject, monkeypatch: p
     assert ask("fresh-process", qwen).ruling == "OK"
     there[2] = ["other"]
     Done.stdout = validate_repeat.json.dumps(there)
-    failed("fresh-process", qwen, "1 of 4 eager calls differ", "first call 2")
+    failed("fresh-process", qwen, "multimodal across processes: 1 of 4 calls differ", "first call 2")
+    outcomes = iter(range(10))
+    monkeypatch.setattr(validate_repeat, "_fresh", lambda _: [*there[:3], [f"never {next(outcomes)} again"]])
+    failed("fresh-process", qwen, "noisy across processes: 2 of 4 calls differ")
 
 
 def test_eager_in_disguise_is_not_engagement(qwen: Subject):
@@ -289,7 +292,8 @@ def test_constants_that_python_calls_equal_must_not_collide(qwen: Subject, monke
 def test_replaced_weights_that_nobody_looks_for_are_stale(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
     """A merged adapter may give a layer new storage; a graph goes on reading the old."""
     monkeypatch.setattr(GraphedForward, "check_weights", lambda _: None)
-    failed("weights", qwen, "weight with new storage", "(a stale replay)")
+    failed("weights", qwen, "proj_out with new storage", "proj_out behind an adapter", "proj_out in training mode",
+           "(a stale replay)")  # fmt: skip
 
 
 def test_replaced_weights_drop_the_graphs_and_a_miss_says_so(qwen: Subject):
@@ -310,7 +314,7 @@ def test_replaced_weights_drop_the_graphs_and_a_miss_says_so(qwen: Subject):
         layer.weight = old
     assert (graphed.replays, graphed.fallbacks) == (1, 1)
     (miss,) = graphed.cache.misses.values()
-    assert miss.reason == "weights were replaced after the capture (proj_out.weight); capture again"
+    assert miss.reason == "weights or switches changed after the capture (proj_out.weight); capture again"
 
 
 # --- from inside ----------------------------------------------------------------------------------------------------

@@ -56,6 +56,13 @@ def test_a_crash_is_a_finding():
     assert found.reason.startswith("the worker process was ended by SIGSEGV")
 
 
+def test_a_check_with_a_bug_is_a_finding():
+    """What it raised, and the next check is not run in a process of unknown state."""
+    found = findings("raises", "engagement", "order")
+    assert [each.ruling for each in found] == ["FAILED", "NOT-APPLICABLE"]
+    assert found[0].reason == "KeyError: 'lost'"
+
+
 def test_what_loading_raises_is_raised_here():
     """Of its own class, so that the exit code is its own."""
     with pytest.raises(UsageError, match="no such size"):

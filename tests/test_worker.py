@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -166,7 +167,9 @@ def test_a_hung_case_is_ended_at_its_time_limit(tmp_path, target, where, samples
     records, run = run_target(tmp_path, target, timeout_s=1.0)
     assert time.monotonic() - began_s < 4
     assert {r.reasons[0].code for r in records} == {"timeout"}
-    assert f"not finished after 1 s, {where}" in records[0].reasons[0].text
+    text = records[0].reasons[0].text
+    assert f"not finished after 1 s, {where}" in text
+    assert re.search(rf"\(at fake_bench.py:\d+ \({target}\)", text)
     assert [len(r.samples) for r in records] == [samples, samples]
     (log,) = run.logs.iterdir()
     assert f"in {target}" in log.read_text()

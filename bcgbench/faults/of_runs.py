@@ -105,6 +105,11 @@ FAULTS: dict[str, Fault] = {
         note="a tiny run with the times that were published for Z-Image-Turbo on a B200 and the FLOPs of that denoise",
         code="below-compute-floor", says="0.026 s is impossible", exit_code=4,
     ),
+    "slower-for-memory": Fault(
+        part="cost", breaks="the graph arm takes twice the time and 4 GB more", backend="none",
+        published=(_SGLANG(36470), _SGLANG(38533), "unslothai/unsloth#11175"), inject="measured:slower_for_memory",
+        case={"rounds": 6}, shown="gpu", note=_RECORD, code="no-gain", says="4.0 GB above", exit_code=1,
+    ),
     # --- metrics and outputs ------------------------------------------------------------------------------------------
     "wrapped-psnr": Fault(
         part="metric", breaks="pixels are 16 levels off and the metric squares bytes, where 16 * 16 is 0",

@@ -50,6 +50,25 @@ def test_what_was_replaced_is_named(change: Callable[[nn.Sequential], None], nam
     assert places.changed() == names
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda layer: layer.train(), "1.training"),
+        (lambda layer: layer.scaling.update(a=2.0), "1.scaling"),
+        (lambda layer: setattr(layer, "_disable_adapters", True), "1._disable_adapters"),
+        (lambda layer: layer.merged_adapters.append("a"), "1.merged_adapters"),
+    ],
+)
+def test_a_submodule_that_was_switched_is_named(change: Callable[[nn.Module], None], name: str):
+    """The training flag of any submodule, and what peft's LoRA layers keep in plain attributes."""
+    module = network().eval()
+    module[1].scaling, module[1]._disable_adapters, module[1].merged_adapters = {"a": 1.0}, False, []
+    places = WeightPlaces(module)
+    assert places.changed() == []
+    change(module[1])
+    assert places.changed() == [name]
+
+
 def test_values_and_additions_are_no_replacement():
     """Graphs follow values written in place; a table that a forward caches in a buffer is no weight of theirs."""
     module = network()
