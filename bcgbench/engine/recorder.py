@@ -19,7 +19,7 @@ from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
 from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read
 from bcgbench.engine.segments import Backend, Bridge, Segment
-from bcgbench.engine.steps import Break, Guard, Step
+from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
 
 
@@ -31,6 +31,9 @@ class _Observer(TorchDispatchMode):
         self._capture = capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         return self._capture.operation(func, args, kwargs or {})
 
 
@@ -130,6 +133,12 @@ class Capture:
             self.steps.append(step)
         return self._bridge(step, result, trees.tensors((args, kwargs)))
 
+    def _attend(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Break at an attention kernel. Of its results only the first is carried on; the rest is for its backward."""
+        kernel = Kernel(func)
+        output = self.run_break(kernel, args, kwargs)
+        return (output, *kernel.take_rest())
+
     @contextlib.contextmanager
     def _unrecorded(self) -> Iterator[Segment]:
         """The open segment, in which nothing is recorded for the block."""
@@ -200,6 +209,8 @@ class Capture:
         if self._is_host_read(name, args, kwargs):
             value = self._guard(func, args, kwargs)
             return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
+        if breaks.breaks_at(name):
+            return self._attend(func, args, kwargs)
         self._refuse_dynamic(func, args)
         self._refuse_unreturned((args, kwargs))
         for tensor in trees.tensors((args, kwargs)):

@@ -34,6 +34,27 @@ class Step(Protocol):
         """Run on the current contents of memory. Raises `GuardFailed` if a host value changed."""
 
 
+class Kernel:
+    """One of torch's attention kernels as the function of a break, which gives the first of its results."""
+
+    def __init__(self, operation: Any) -> None:
+        self.__qualname__ = operation._schema.name.replace("::", ".")
+        self._operation = operation
+        self._rest: list[Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        results = self._operation(*args, **kwargs)
+        if self._rest is None:  # the capturing call, whose caller below Python expects all
+            self._rest = list(results[1:])
+        output: Tensor = results[0]
+        return output
+
+    def take_rest(self) -> list[Any]:
+        """The other results of the first call, no longer kept here."""
+        rest, self._rest = self._rest, []
+        return rest or []
+
+
 @dataclass(slots=True)
 class Break:
     """A call that runs eagerly between two segments, on the captured argument objects."""
