@@ -14,8 +14,9 @@ from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.capture import Forward, capture
 from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph
+from bcgbench.engine.known import KnownCalls
 from bcgbench.engine.segments import Backend
-from bcgbench.engine.signature import Call, ambient, sign
+from bcgbench.engine.signature import Call, ambient
 from bcgbench.engine.steps import GuardFailed
 from bcgbench.engine.tape import backend_for
 from bcgbench.engine.weights import WeightPlaces
@@ -44,6 +45,7 @@ class GraphedForward:
         self.fallbacks = 0
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
+        self._known = KnownCalls()
         self._weights: WeightPlaces | None = None
         """Where parameters and buffers lay at the last capture."""
         self.backend: Backend | None = None if policy is None else backend_for(device)
@@ -59,7 +61,7 @@ class GraphedForward:
 
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return sign(arguments, ambient=ambient(self._module, self.device))
+        return self._known.sign(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""

@@ -163,6 +163,7 @@ class Capture:
                 elif id(leaf) not in made:
                     made[id(leaf)], bridge = self._place(segment, leaf)
                     step.bridges.append((index, bridge))
+                    step.single = bridge if spec == trees.LEAF else None
         return trees.rebuild(spec, [made.get(id(leaf), leaf) for leaf in leaves])
 
     def _place(self, segment: Segment, leaf: Tensor) -> tuple[Tensor, Bridge]:

@@ -70,6 +70,8 @@ class Break:
     """Output leaves that are parts of the arguments, with the place that the next segment reads."""
     spec: trees.Spec = trees.LEAF
     """Containers of the output."""
+    single: Bridge | None = None
+    """The bridge of an output that is one new tensor and nothing else, as an attention's is: no tree to walk."""
     streams: list[torch.cuda.Stream] = field(default_factory=list)
     """Side streams that the call uses; joined, so that the next segment sees its work."""
     where: str = ""
@@ -91,9 +93,18 @@ class Break:
         return f"{function_name(self.function)} in {self.where}"
 
     def replay(self) -> None:
-        leaves, spec = trees.flatten(self.function(*self.args, **self.kwargs))
+        result = self.function(*self.args, **self.kwargs)
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
+        single = self.single
+        if single is not None and isinstance(result, Tensor):
+            single.fill(result)
+        else:
+            self._take(result)
+
+    def _take(self, result: Any) -> None:
+        """Any output: into the bridges, and compared where the host went on with it."""
+        leaves, spec = trees.flatten(result)
         if spec != self.spec or not all(isinstance(leaves[index], Tensor) for index, _ in self.bridges):
             raise GuardFailed(
                 "a break returned other containers, or no tensor where it returned one when captured", where=self.name

@@ -165,6 +165,22 @@ def clone(tree: Any) -> Any:
     return map_leaves(copy, tree)
 
 
+class Cloner:
+    """`clone` for a tree that is cloned at every call: walked once."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._spec = flatten(tree)
+        first: dict[int, int] = {}
+        self._sources = [leaf for index, leaf in enumerate(leaves) if first.setdefault(id(leaf), index) == index]
+        places = {id(leaf): place for place, leaf in enumerate(self._sources)}
+        self._places = [places[id(leaf)] for leaf in leaves]
+
+    def __call__(self) -> Any:
+        """A copy of the tree as it is now."""
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._sources]
+        return copies[0] if self._spec is LEAF else rebuild(self._spec, [copies[place] for place in self._places])
+
+
 def check_like(target: Tensor, source: Tensor, *, name: str) -> None:
     """Raise `StaticInputError` unless shape and dtype agree.
 
