@@ -6,6 +6,7 @@ constants as before. Each argument is held against what it was; only a call that
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import weakref
 from collections import OrderedDict
@@ -99,9 +100,10 @@ def _match(value: Any) -> Match:
     if type(value) in {list, tuple, dict}:
         leaves, _ = trees.flatten(value)
         if leaves and all(type(leaf) in _WRITTEN for leaf in leaves):
-            return _like_written(value, leaves)
+            with contextlib.suppress(ValueError):  # a namedtuple is among the containers
+                return _like_written(value, leaves)
         return _like_container(value)
-    if trees.flatten(value)[1].kind is not None:
+    if not trees.is_leaf(value):
         raise _Unknown
     return _like_constant(value)
 
@@ -113,11 +115,11 @@ def _like_tensor(value: Tensor) -> Match:
 
     def match(other: Any, leaves: list[Any]) -> bool:
         nonlocal seen, count
-        leaves.append(other)
-        if seen() is other and count is not None and other._version == count:
-            return True  # torch counts changes of shape and strides too
         if type(other) is not kind:
             return False
+        leaves.append(other)
+        if count is not None and seen() is other and other._version == count:
+            return True  # torch counts changes of shape and strides too
         if other.shape != shape or other.stride() != stride or other.dtype is not dtype or other.device != device:
             return False
         seen, count = weakref.ref(other), version(other)
@@ -152,7 +154,7 @@ def _like_container(value: Any) -> Match:
         if type(other) is not kind or len(other) != size or (names and list(other) != names):
             return False
         parts = other.values() if kind is dict else other
-        return all([match(part, leaves) for match, part in zip(matches, parts, strict=True)])
+        return all(match(part, leaves) for match, part in zip(matches, parts, strict=True))
 
     return match
 
@@ -162,11 +164,8 @@ def _like_constant(value: Any) -> Match:
 
     def match(other: Any, leaves: list[Any]) -> bool:
         leaves.append(other)
-        return (fixed and other is value) or (not isinstance(other, Tensor) and _key_of(other) == key)
+        return (fixed and other is value) or (
+            trees.is_leaf(other) and not isinstance(other, Tensor) and leaf_key(other) == key
+        )
 
     return match
-
-
-def _key_of(value: Any) -> Any:
-    """Key of a leaf; None for a container."""
-    return leaf_key(value) if trees.flatten(value)[1].kind is None else None

@@ -221,20 +221,12 @@ def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, 
     )  # fmt: skip
 
 
+_AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
+            "float32 matmul precision", "deterministic", "cudnn tf32", "switches", "sdpa")  # fmt: skip
+
+
 @functools.lru_cache(maxsize=64)
-def _named(autocast: Any, grad: bool, inference: bool, training: bool, attention: Any, adapters: Any, dtype: Any,
-           precision: str, deterministic: bool, tf32: Any, switches: Any, sdpa: Any) -> tuple[tuple[str, Any], ...]:  # fmt: skip
-    return (
-        ("autocast", str(autocast) if autocast else False),
-        ("grad mode", grad),
-        ("inference mode", inference),
-        ("training", training),
-        ("attention backend", str(attention) if attention else None),
-        ("adapters", adapters),
-        ("default dtype", dtype),
-        ("float32 matmul precision", precision),
-        ("deterministic", deterministic),
-        ("cudnn tf32", tf32),
-        ("switches", switches),
-        ("sdpa", sdpa),
-    )
+def _named(*state: Any) -> tuple[tuple[str, Any], ...]:
+    autocast, grad, inference, training, attention, *rest = state
+    texts = str(autocast) if autocast else False, str(attention) if attention else None
+    return tuple(zip(_AMBIENT, (texts[0], grad, inference, training, texts[1], *rest), strict=True))

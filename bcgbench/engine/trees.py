@@ -54,6 +54,11 @@ def _entries(tree: Any) -> tuple[tuple[Hashable, ...], Iterable[Any]] | None:
     return None
 
 
+def is_leaf(tree: Any) -> bool:
+    """Whether this is no container."""
+    return type(tree) in _PLAIN or _entries(tree) is None
+
+
 def _flatten(tree: Any, leaves: list[Any], limit: float) -> Spec:
     entries = None if type(tree) in _PLAIN else _entries(tree)
     if entries is None:
