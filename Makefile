@@ -9,7 +9,7 @@ GPU_VENV ?=
 GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu clean
+.PHONY: help demo test check gpu bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own to
 	@$(GPU_PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || { \
 		echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; choose one with PYTHON=..., or use make test" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
+
+bench: $(if $(GPU_VENV),$(STAMP)) ## time the engine itself: on a GPU if PYTHON's torch finds one, within a minute
+	$(GPU_PYTHON) -m benchmarks.engine
 
 clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ decides which those are.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,8 @@ class StaticInputs:
     def __init__(self, leaves: list[Any], device: torch.device) -> None:
         self.copies = 0
         self._buffers: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}
+        self._dense: dict[int, Tensor] = {}
+        self._seen: dict[int, tuple[Callable[[], Tensor | None], int | None]] = {}
         first: dict[int, int] = {}
         self.leaves = list(leaves)
         for index, leaf in enumerate(leaves):
@@ -105,7 +107,8 @@ class StaticInputs:
                 continue
             source = first.setdefault(id(leaf), index)
             if source == index:
-                self._buffers[index] = _new_buffer(leaf, device, index=index)
+                self._buffers[index] = buffer = _new_buffer(leaf, device, index=index)
+                self._dense[index], self._seen[index] = dense(buffer), (_nothing, None)
             self.leaves[index] = self._buffers[source]
         self.update(leaves)
 
@@ -122,16 +125,20 @@ class StaticInputs:
     def update(self, leaves: list[Any]) -> None:
         """Copy what changed. Raises `StaticInputError` on a different shape or dtype."""
         for index, buffer in self._buffers.items():
-            leaf = leaves[index]
-            now = version(leaf)
-            seen = self._seen.get(index)
-            if seen is not None and now is not None and seen[0]() is leaf and seen[1] == now:
+            leaf: Tensor = leaves[index]
+            seen, count = self._seen[index]
+            if count is not None and seen() is leaf and leaf._version == count:
                 continue
             trees.check_like(buffer, leaf, name=f"argument leaf {index}")
             # from pinned memory a copy returns before it is done, and the caller may write there again
-            dense(buffer).copy_(dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
-            self._seen[index] = (weakref.ref(leaf), now)
+            once = self._dense[index]
+            once.copy_(leaf if once is buffer else dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
+            self._seen[index] = (weakref.ref(leaf), version(leaf))
             self.copies += 1
+
+
+def _nothing() -> None:
+    """What a leaf was before the first copy."""
 
 
 def _new_buffer(leaf: Tensor, device: torch.device, *, index: int) -> Tensor:
