@@ -145,6 +145,8 @@ class BreakPolicy:
     names: tuple[str, ...] = ()
     attention: bool = False
     auto: bool = False
+    kernels: bool = True
+    """Whether `attention` means torch's attention kernels, or the functions around them."""
 
     @classmethod
     def parse(cls, text: str) -> BreakPolicy:
@@ -165,13 +167,14 @@ class BreakPolicy:
     def patched(self) -> Iterator[None]:
         """Turn the named functions into breaks until the block ends, however it ends."""
         undo: list[Callable[[], None]] = []
-        token = _broken_kernels.set(KERNELS if self.attention else frozenset())
+        token = _broken_kernels.set(KERNELS if self.attention and self.kernels else frozenset())
         try:
             names = (*self.names, *(_SYNCHRONISING if self.auto else ()))
             undo.extend(_patch_name(name) for name in names)
             if self.attention:
-                undo.append(_patch_sdpa())
-                undo.append(_patch_attention_registry())
+                sdpa = "torch.nn.functional.scaled_dot_product_attention"
+                undo.append(_patch_sdpa() if self.kernels else _patch_name(sdpa))
+                undo.append(_patch_attention_registry(_OF_TORCH if self.kernels else frozenset()))
             yield
         finally:
             _broken_kernels.reset(token)
@@ -221,16 +224,16 @@ def _patch_sdpa() -> Callable[[], None]:
     return lambda: setattr(F, "scaled_dot_product_attention", original)
 
 
-def _patch_attention_registry() -> Callable[[], None]:
-    """Break every attention backend of diffusers that is not torch's own, if diffusers is loaded: models import the
-    dispatcher by name, so the registry entry is the one place that all of them pass (11 of 12 models checked)."""
+def _patch_attention_registry(spared: frozenset[str]) -> Callable[[], None]:
+    """Break every attention backend of diffusers but the spared, if diffusers is loaded: models import the dispatcher
+    by name, so the registry entry is the one place that all of them pass (11 of 12 models checked)."""
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     if dispatch is None:
         return _nothing
     backends = dispatch._AttentionBackendRegistry._backends
     original = dict(backends)
     for key, function in original.items():
-        if key.value in _OF_TORCH:
+        if key.value in spared:
             continue
         backends[key] = eager_on_graph(function)
     return lambda: backends.update(original)

@@ -95,8 +95,9 @@ class StaticInputs:
     not seen.
     """
 
-    def __init__(self, leaves: list[Any], device: torch.device) -> None:
+    def __init__(self, leaves: list[Any], device: torch.device, *, skip_unchanged: bool = True) -> None:
         self.copies = 0
+        self._skip_unchanged = skip_unchanged
         self._buffers: dict[int, Tensor] = {}
         self._dense: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Callable[[], Tensor | None], int | None]] = {}
@@ -133,7 +134,7 @@ class StaticInputs:
             # from pinned memory a copy returns before it is done, and the caller may write there again
             once = self._dense[index]
             once.copy_(leaf if once is buffer else dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
-            self._seen[index] = (weakref.ref(leaf), version(leaf))
+            self._seen[index] = (weakref.ref(leaf), version(leaf) if self._skip_unchanged else None)
             self.copies += 1
 
 

@@ -122,7 +122,7 @@ def capture(
     """
     if torch.is_grad_enabled():
         raise CaptureError("Grad mode is on; a graph holds inference only. Call the model under torch.no_grad().")
-    inputs = StaticInputs(call.leaves, backend.device)
+    inputs = StaticInputs(call.leaves, backend.device, skip_unchanged=backend.options.skip_unchanged)
 
     def run() -> Any:  # rebuilt at each pass: a model may change a list that it was given
         return forward(trees.rebuild(call.signature.spec, inputs.leaves))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from bcgbench.engine.capture import Forward, capture
 from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.known import KnownCalls
+from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.engine.segments import Backend
-from bcgbench.engine.signature import Call, ambient
+from bcgbench.engine.signature import Call, ambient, sign
 from bcgbench.engine.steps import GuardFailed
 from bcgbench.engine.tape import backend_for
 from bcgbench.engine.weights import WeightPlaces
@@ -38,6 +40,7 @@ class GraphedForward:
         policy: BreakPolicy | None,
         module: nn.Module | None = None,
         limits: Limits | None = None,
+        options: Options = DEFAULT,
     ) -> None:
         self.cache = GraphCache(limits or Limits())
         self.calls = 0
@@ -45,13 +48,13 @@ class GraphedForward:
         self.fallbacks = 0
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
-        self._known = KnownCalls()
+        self._known = KnownCalls() if options.known_calls else None
         self._weights: WeightPlaces | None = None
         """Where parameters and buffers lay at the last capture."""
-        self.backend: Backend | None = None if policy is None else backend_for(device)
+        self.backend: Backend | None = None if policy is None else backend_for(device, options)
         self.device = device
         self._forward = forward
-        self._policy = policy
+        self._policy = policy and replace(policy, kernels=options.kernel_breaks)
         self._module = module
 
     @property
@@ -61,7 +64,7 @@ class GraphedForward:
 
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return self._known.sign(arguments, ambient=ambient(self._module, self.device))
+        return (self._known.sign if self._known else sign)(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""

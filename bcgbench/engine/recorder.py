@@ -109,8 +109,10 @@ class Capture:
         """What a break keeps of its arguments: views of what this graph writes, strong references to the rest."""
         self._refuse_unreturned(tree)
 
+        borrowed = self._backend.options.borrowed_inputs
+
         def keep(leaf: Any) -> Any:
-            return borrow(leaf) if isinstance(leaf, Tensor) and self._is_made(leaf) else leaf
+            return borrow(leaf) if borrowed and isinstance(leaf, Tensor) and self._is_made(leaf) else leaf
 
         return trees.map_leaves(keep, tree)
 
@@ -168,7 +170,10 @@ class Capture:
 
     def _place(self, segment: Segment, leaf: Tensor) -> tuple[Tensor, Bridge]:
         """Memory of the open segment for the result of an eager call."""
-        tensor, bridge = segment.bridge(leaf)
+        if self._backend.options.pooled_outputs or not self._unreturned.holds(leaf):
+            tensor, bridge = segment.bridge(leaf)
+        else:
+            tensor, bridge = leaf, Bridge(leaf)
         self._note_made(tensor)
         return tensor, bridge
 
