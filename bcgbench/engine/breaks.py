@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -140,28 +140,36 @@ _SYNCHRONISING = ("torch.cuda.synchronize", "torch.cuda.Stream.synchronize", "to
 @dataclass(frozen=True, slots=True)
 class BreakPolicy:
     """Names of the functions that break. `attention` also breaks every backend of diffusers' attention registry, `auto`
-    every call whose capture is illegal."""
+    every call whose capture is illegal, `best` either of the two: see `choice.py`."""
 
     names: tuple[str, ...] = ()
     attention: bool = False
     auto: bool = False
+    best: bool = False
     kernels: bool = True
     """Whether `attention` means torch's attention kernels, or the functions around them."""
 
     @classmethod
     def parse(cls, text: str) -> BreakPolicy:
-        """`none`, or `attention`, `auto` and dotted names separated by commas. Raises `UsageError` for other text."""
+        """`none`, or `attention`, `auto`, `best` and dotted names separated by commas. Raises `UsageError` for other
+        text."""
         if text == "none":
             return cls()
         names = tuple(name.strip() for name in text.split(",") if name.strip())
-        dotted = tuple(name for name in names if name not in {"attention", "auto"})
+        dotted = tuple(name for name in names if name not in {"attention", "auto", "best"})
         bad = [name for name in dotted if "." not in name]
         if bad or not names:
             raise UsageError(
-                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, auto, none, or dotted names "
-                "such as torch.nn.functional.scaled_dot_product_attention."
+                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, auto, best, none, or dotted "
+                "names such as torch.nn.functional.scaled_dot_product_attention."
             )
-        return cls(names=dotted, attention="attention" in names, auto="auto" in names)
+        return cls(names=dotted, attention="attention" in names, auto="auto" in names, best="best" in names)
+
+    @property
+    def forms(self) -> tuple[BreakPolicy, BreakPolicy]:
+        """What `best` chooses from: breaks where capture is illegal alone, and those at attention as well."""
+        fewest = replace(self, best=False, auto=True)
+        return fewest, replace(fewest, attention=True)
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:

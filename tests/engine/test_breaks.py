@@ -363,7 +363,7 @@ class TestPolicies:
     @pytest.mark.parametrize("text", ["", "everything", "attention,everything", ","])
     def test_unknown_policies(self, text: str):
         """The message says what is known."""
-        with pytest.raises(UsageError, match="expected attention, auto, none, or dotted names"):
+        with pytest.raises(UsageError, match="expected attention, auto, best, none, or dotted names"):
             BreakPolicy.parse(text)
 
     def test_a_name_that_does_not_exist_leaves_no_patch(self):
