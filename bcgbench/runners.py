@@ -50,12 +50,12 @@ RUNNERS: dict[str, Runner] = {
 _SCHEME_OF_SGLANG = ("skip_unchanged", "known_calls", "kernel_breaks", "pooled_outputs", "first_block")
 ONE_OFF = {
     "bcg-sglang": Runner(
-        name="bcg-sglang", padded=True, captured=True, without=_SCHEME_OF_SGLANG,
+        name="bcg-sglang", padded=True, captured=True, breaks="attention", without=_SCHEME_OF_SGLANG,
         description="bcg by the scheme of SGLang's runner: all inputs copied, break outputs outside the pool",
     ),
     **{
-        f"bcg-{name}": Runner(name=f"bcg-{name}", padded=True, captured=True, without=(idea,),
-                              description=f"bcg, {what}")
+        f"bcg-{name}": Runner(name=f"bcg-{name}", padded=True, captured=True, breaks="attention",
+                              without=(idea,), description=f"bcg, {what}")
         for name, idea, what in (
             ("copy-all", "skip_unchanged", "every input copied at every call"),
             ("walk-all", "known_calls", "every call's arguments walked for its signature"),
