@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import marshal
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from bcgbench.engine import trees
 from bcgbench.engine.buffers import version
-from bcgbench.engine.signature import Call, Signature, leaf_key, sign
+from bcgbench.engine.signature import Call, leaf_key, sign
 
-Match = Callable[[Any, list[Any]], bool]
-"""Whether a value has the key that another had; appends its leaves."""
+Match = Callable[[Any, list[Any], int], bool]
+"""Whether a value has the key that another had; writes its leaves from an index on."""
 _EXACT = 2
 """Version of the marshal format that depends on types and values alone, not on who else refers to a part."""
 _WRITTEN = frozenset({int, float, bool, str, bytes, type(None)})
@@ -33,20 +32,23 @@ class KnownCalls:
     """Two branches of guidance have two each."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Signature, _Known | None] = OrderedDict()
+        self._known: list[_Known] = []
 
     def sign(self, arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...]) -> Call:
         """As `signature.sign`. The signature is the very object of the call before, if there was one like this."""
-        for known in reversed(self._known.values()):
-            leaves = None if known is None else known.leaves(arguments, ambient)
-            if known is not None and leaves is not None:
+        for known in self._known:
+            leaves = known.leaves(arguments, ambient)
+            if leaves is not None:
                 return Call(leaves, known.signature)
         call = sign(arguments, ambient=ambient)
-        if call.signature not in self._known:
-            self._known[call.signature] = _Known.of(arguments, call)
-        if len(self._known) > self.RECENT:
-            self._known.popitem(last=False)
+        with contextlib.suppress(_Unknown):
+            self._known.insert(0, _Known(arguments, call))
+        del self._known[self.RECENT :]
         return call
+
+
+class _Unknown(Exception):
+    """Some container has no short way: only a walk can tell."""
 
 
 class _Known:
@@ -55,33 +57,38 @@ class _Known:
     def __init__(self, arguments: dict[str, Any], call: Call) -> None:
         self.signature = call.signature
         self._names = list(arguments)
-        self._matches = [_match(value) for value in arguments.values()]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
         self._tensors = [index for index, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)]
         self._aliases = self._first_places(call.leaves)
-        self._places = [id(call.leaves[index]) for index in self._tensors]
-        """Equal ones have equal aliases."""
-
-    @classmethod
-    def of(cls, arguments: dict[str, Any], call: Call) -> _Known | None:
-        """None for arguments that only a walk can tell."""
-        try:
-            return cls(arguments, call)
-        except _Unknown:
-            return None
+        self._ids = [id(call.leaves[index]) for index in self._tensors]
+        self._constants: list[tuple[int, Any]] = []
+        """Places and values of arguments that are Python's own constants; the same object needs no look at its key."""
+        self._varying: list[tuple[int, Match, int]] = []
+        at = 0
+        for place, value in enumerate(arguments.values()):
+            match, count = _match(value)
+            if type(value) in _WRITTEN:
+                self._constants.append((place, value))
+            else:
+                self._varying.append((place, match, at))
+            at += count
 
     def leaves(self, arguments: dict[str, Any], ambient: tuple[tuple[str, Any], ...]) -> list[Any] | None:
         """The leaves of a call of this signature; None for one of another."""
         if ambient != self.signature.ambient or list(arguments) != self._names:
             return None
-        leaves: list[Any] = []
-        for match, value in zip(self._matches, arguments.values(), strict=False):
-            if not match(value, leaves):
+        values, leaves = list(arguments.values()), self._leaves.copy()
+        for place, value in self._constants:
+            if values[place] is not value and not _is_key_of(values[place], leaf_key(value)):
                 return None
-        places = [id(leaves[index]) for index in self._tensors]
-        if places != self._places:
+        for place, match, at in self._varying:
+            if not match(values[place], leaves, at):
+                return None
+        ids = [id(leaves[index]) for index in self._tensors]
+        if ids != self._ids:  # equal ones have equal aliases
             if self._first_places(leaves) != self._aliases:
                 return None
-            self._places = places
+            self._ids = ids
         return leaves
 
     def _first_places(self, leaves: list[Any]) -> list[int]:
@@ -90,22 +97,19 @@ class _Known:
         return [first.setdefault(id(leaves[index]), index) for index in self._tensors]
 
 
-class _Unknown(Exception):
-    """Some container that has no short way."""
-
-
-def _match(value: Any) -> Match:
+def _match(value: Any) -> tuple[Match, int]:
+    """How to tell a value like this, and how many leaves it has."""
     if isinstance(value, Tensor):
-        return _like_tensor(value)
+        return _like_tensor(value), 1
     if type(value) in {list, tuple, dict}:
         leaves, _ = trees.flatten(value)
         if leaves and all(type(leaf) in _WRITTEN for leaf in leaves):
             with contextlib.suppress(ValueError):  # a namedtuple is among the containers
-                return _like_written(value, leaves)
-        return _like_container(value)
+                return _like_written(value), len(leaves)
+        return _like_container(value), len(leaves)
     if not trees.is_leaf(value):
         raise _Unknown
-    return _like_constant(value)
+    return _like_constant(value), 1
 
 
 def _like_tensor(value: Tensor) -> Match:
@@ -113,11 +117,11 @@ def _like_tensor(value: Tensor) -> Match:
     dtype, device = value.dtype, value.device
     seen, count = weakref.ref(value), version(value)
 
-    def match(other: Any, leaves: list[Any]) -> bool:
+    def match(other: Any, leaves: list[Any], at: int) -> bool:
         nonlocal seen, count
         if type(other) is not kind:
             return False
-        leaves.append(other)
+        leaves[at] = other
         if count is not None and seen() is other and other._version == count:
             return True  # torch counts changes of shape and strides too
         if other.shape != shape or other.stride() != stride or other.dtype is not dtype or other.device != device:
@@ -128,17 +132,15 @@ def _like_tensor(value: Tensor) -> Match:
     return match
 
 
-def _like_written(value: Any, own: list[Any]) -> Match:
+def _like_written(value: Any) -> Match:
     """A container of Python's own constants: equal types and values are equal bytes."""
     kind, written = type(value), marshal.dumps(value, _EXACT)
 
-    def match(other: Any, leaves: list[Any]) -> bool:
+    def match(other: Any, _leaves: list[Any], _at: int) -> bool:
         try:
-            same = type(other) is kind and marshal.dumps(other, _EXACT) == written
+            return type(other) is kind and marshal.dumps(other, _EXACT) == written
         except ValueError:  # something else is in it, or itself
             return False
-        leaves.extend(own)
-        return same
 
     return match
 
@@ -148,13 +150,20 @@ def _like_container(value: Any) -> Match:
     names = list(value) if kind is dict else []
     if any(type(name) is not str for name in names):
         raise _Unknown
-    matches = [_match(part) for part in (value.values() if kind is dict else value)]
+    parts: list[tuple[Match, int]] = []
+    offset = 0
+    for part in value.values() if kind is dict else value:
+        match_part, count = _match(part)
+        parts.append((match_part, offset))
+        offset += count
 
-    def match(other: Any, leaves: list[Any]) -> bool:
+    def match(other: Any, leaves: list[Any], at: int) -> bool:
         if type(other) is not kind or len(other) != size or (names and list(other) != names):
             return False
-        parts = other.values() if kind is dict else other
-        return all(match(part, leaves) for match, part in zip(matches, parts, strict=True))
+        for (match_part, offset), part in zip(parts, other.values() if kind is dict else other, strict=True):
+            if not match_part(part, leaves, at + offset):
+                return False
+        return True
 
     return match
 
@@ -162,10 +171,12 @@ def _like_container(value: Any) -> Match:
 def _like_constant(value: Any) -> Match:
     key, fixed = leaf_key(value), type(value) in _WRITTEN
 
-    def match(other: Any, leaves: list[Any]) -> bool:
-        leaves.append(other)
-        return (fixed and other is value) or (
-            trees.is_leaf(other) and not isinstance(other, Tensor) and leaf_key(other) == key
-        )
+    def match(other: Any, leaves: list[Any], at: int) -> bool:
+        leaves[at] = other
+        return (fixed and other is value) or _is_key_of(other, key)
 
     return match
+
+
+def _is_key_of(value: Any, key: tuple[Any, ...]) -> bool:
+    return trees.is_leaf(value) and not isinstance(value, Tensor) and leaf_key(value) == key

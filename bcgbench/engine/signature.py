@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -182,18 +182,6 @@ def _difference_line(path: str, held: Any, asked: Any) -> str:
     return f"{path.removesuffix(' (container)')}: captured {texts[0]}, asked {texts[1]}"
 
 
-_SWITCHES: tuple[Callable[[], Any], ...] = (
-    torch._C._get_cudnn_benchmark, torch._C._get_cudnn_deterministic,
-    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-)  # fmt: skip
-"""What torch.backends reads, without its properties, which cost 5 us per call."""
-_SDPA: tuple[Callable[[], Any], ...] = (
-    torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-)  # fmt: skip
-
-
 def _tf32() -> Any:
     """Convolution precision; the older of torch's two switches raises once the newer was used (torch 2.9)."""
     try:
@@ -210,14 +198,18 @@ def _adapters(module: nn.Module | None) -> Any:
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, Any], ...]:
     """State outside the arguments that changes what a forward computes. Equal states are one object."""
-    kind = device.type
+    kind, state = device.type, torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     return _named(
-        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(), module is not None and module.training,
-        dispatch and dispatch._AttentionBackendRegistry._active_backend, _adapters(module), torch.get_default_dtype(),
-        torch._C._get_float32_matmul_precision(), torch._C._get_deterministic_algorithms(), _tf32(),
-        tuple([read() for read in _SWITCHES]), tuple([read() for read in _SDPA]),
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), state.is_grad_enabled(),
+        state.is_inference_mode_enabled(), module is not None and module.training,
+        dispatch and dispatch._AttentionBackendRegistry._active_backend, _adapters(module), state.get_default_dtype(),
+        state._get_float32_matmul_precision(), state._get_deterministic_algorithms(), _tf32(),
+        (state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
+         state._get_cublas_allow_bf16_reduced_precision_reduction(),
+         state._get_cublas_allow_fp16_reduced_precision_reduction()),
+        (state._get_flash_sdp_enabled(), state._get_mem_efficient_sdp_enabled(), state._get_math_sdp_enabled(),
+         state._get_cudnn_sdp_enabled()),
     )  # fmt: skip
 
 
