@@ -87,6 +87,11 @@ def version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+Seen = tuple[Callable[[], Tensor | None], int | None]
+"""An argument that was copied, if it lives, and its in-place counter then."""
+_NEVER: Seen = (lambda: None, None)
+
+
 class StaticInputs:
     """The buffers that a graph reads its tensor arguments from.
 
@@ -100,7 +105,7 @@ class StaticInputs:
         self._skip_unchanged = skip_unchanged
         self._buffers: dict[int, Tensor] = {}
         self._dense: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[Callable[[], Tensor | None], int | None]] = {}
+        self._seen: dict[int, Seen] = {}
         first: dict[int, int] = {}
         self.leaves = list(leaves)
         for index, leaf in enumerate(leaves):
@@ -109,7 +114,7 @@ class StaticInputs:
             source = first.setdefault(id(leaf), index)
             if source == index:
                 self._buffers[index] = buffer = _new_buffer(leaf, device, index=index)
-                self._dense[index], self._seen[index] = dense(buffer), (_nothing, None)
+                self._dense[index] = dense(buffer)
             self.leaves[index] = self._buffers[source]
         self.update(leaves)
 
@@ -127,7 +132,7 @@ class StaticInputs:
         """Copy what changed. Raises `StaticInputError` on a different shape or dtype."""
         for index, buffer in self._buffers.items():
             leaf: Tensor = leaves[index]
-            seen, count = self._seen[index]
+            seen, count = self._seen.get(index, _NEVER)
             if count is not None and seen() is leaf and leaf._version == count:
                 continue
             trees.check_like(buffer, leaf, name=f"argument leaf {index}")
@@ -136,10 +141,6 @@ class StaticInputs:
             once.copy_(leaf if once is buffer else dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
             self._seen[index] = (weakref.ref(leaf), version(leaf) if self._skip_unchanged else None)
             self.copies += 1
-
-
-def _nothing() -> None:
-    """What a leaf was before the first copy."""
 
 
 def _new_buffer(leaf: Tensor, device: torch.device, *, index: int) -> Tensor:
