@@ -47,16 +47,28 @@ RUNNERS: dict[str, Runner] = {
     ),
 }  # fmt: skip
 
-_SCHEME_OF_SGLANG = ("skip_unchanged", "known_calls", "kernel_breaks", "pooled_outputs", "first_block")
+_SCHEME_OF_SGLANG = (
+    "skip_unchanged",
+    "known_calls",
+    "shared_results",
+    "kernel_breaks",
+    "pooled_outputs",
+    "first_block",
+)
 ONE_OFF = {
     "bcg-sglang": Runner(
         name="bcg-sglang", padded=True, captured=True, breaks="attention", without=_SCHEME_OF_SGLANG,
         description="bcg by the scheme of SGLang's runner: all inputs copied, break outputs outside the pool",
     ),
+    "graph-plain": Runner(
+        name="graph-plain", description="the whole graph, equal small results made in each block again", padded=True,
+        captured=True, breaks="none", without=("shared_results",),
+    ),
     **{
         f"bcg-{name}": Runner(name=f"bcg-{name}", padded=True, captured=True, breaks="attention",
                               without=(idea,), description=f"bcg, {what}")
         for name, idea, what in (
+            ("repeat-all", "shared_results", "equal small results made in each block again"),
             ("copy-all", "skip_unchanged", "every input copied at every call"),
             ("walk-all", "known_calls", "every call's arguments walked for its signature"),
             ("call-breaks", "kernel_breaks", "broken at the attention function, not at its kernel"),

@@ -15,6 +15,8 @@ class Options:
     """A signature is told from the objects of the last calls; off, every call's arguments are walked."""
     kernel_breaks: bool = True
     """The policy `attention` breaks at torch's attention kernel; off, at the function around it."""
+    shared_results: bool = True
+    """Equal small results of one forward are made once; off, in each block again, as eager makes them."""
     pooled_outputs: bool = True
     """What a break returns is copied into the next segment's pool; off, into memory of its own, held for ever."""
     borrowed_inputs: bool = True

@@ -19,6 +19,7 @@ from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
 from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read
 from bcgbench.engine.segments import Backend, Bridge, Segment
+from bcgbench.engine.sharing import Shared
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
 
@@ -44,6 +45,8 @@ class Capture:
         self.steps: list[Step] = []
         self.held: dict[int, Tensor] = {}
         self.watch = diagnose.Watch()
+        self.shared: Shared | None = None
+        """Results that are made more than once; None where nothing may be shared."""
         self._backend = backend
         self._constants = constants
         self.module = module
@@ -219,6 +222,16 @@ class Capture:
             return self._attend(func, args, kwargs)
         self._refuse_dynamic(func, args)
         self._refuse_unreturned((args, kwargs))
+        if self.shared is None:
+            return self._recorded(segment, func, args, kwargs)
+        key = self.shared.key(func, args, kwargs)
+        out = self.shared.result(key)
+        if out is None:
+            out = self._recorded(segment, func, args, kwargs)
+            self.shared.note(key, func, args, kwargs, out)
+        return out
+
+    def _recorded(self, segment: Segment, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):
                 self.held.setdefault(tensor.untyped_storage()._cdata, tensor)
