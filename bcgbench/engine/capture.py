@@ -24,7 +24,7 @@ from bcgbench.engine.constants import FunctionWatch, HostConstants, Rehearsal
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.recorder import Capture
 from bcgbench.engine.segments import Backend
-from bcgbench.engine.sharing import Key, Repeats, Shared, Table
+from bcgbench.engine.sharing import Key, Repeats, Shared, SharedWritten, Table
 from bcgbench.engine.signature import Call, changed_objects
 from bcgbench.errors import CaptureError
 
@@ -74,7 +74,7 @@ class _Passes:
     ) -> tuple[Capture, Any]:
         """The capture and its output, `watch` noting the modules' outputs. Under `auto` a call that raises enters the
         plan; the next try breaks there."""
-        for _ in range(ATTEMPTS if plan else 1):
+        for _ in range(ATTEMPTS if plan else 2):
             recorder = (Capture(self.backend, constants, module=self.module) if plan is None else
                         AutoCapture(self.backend, constants, module=self.module, plan=plan))  # fmt: skip
             if self.repeated is not None and not (plan and plan.illegal):
@@ -83,6 +83,8 @@ class _Passes:
             try:
                 with watch.hooked(self.module) if watch and self.module else contextlib.nullcontext():
                     return recorder, self._record(recorder)
+            except SharedWritten:
+                self.repeated, last = None, "a shared tensor is written to"
             except CaptureError as error:
                 failed = recorder.failed if isinstance(recorder, AutoCapture) else None
                 if plan is None or failed is None or failed in plan.illegal:

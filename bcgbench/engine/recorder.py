@@ -142,7 +142,10 @@ class Capture:
         """Break at an attention kernel. Of its results only the first is carried on; the rest is for its backward."""
         kernel = Kernel(func)
         output = self.run_break(kernel, args, kwargs)
-        return (output, *kernel.take_rest())
+        results = (output, *kernel.take_rest())
+        if self.shared is not None:
+            self.shared.note(None, func, args, kwargs, results)
+        return results
 
     @contextlib.contextmanager
     def _unrecorded(self) -> Iterator[Segment]:

@@ -12,6 +12,7 @@ forward with breaks other than attention's kernels: a break is anybody's code an
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -56,6 +57,7 @@ class Values:
 
     def __init__(self, table: Table) -> None:
         self._table = table
+        self._count = itertools.count()
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}
         """By storage; the weak reference keeps the identity from being reused."""
 
@@ -63,8 +65,8 @@ class Values:
         return self._table.setdefault(key, len(self._table))
 
     def _once(self) -> int:
-        """The number of a value that equals no other."""
-        return self._number(("once", len(self._table)))
+        """The number of a value that equals no other of this pass."""
+        return self._number(("once", next(self._count)))
 
     def _set(self, tensor: Tensor, number: int) -> None:
         reference = StorageWeakRef(tensor.untyped_storage())
@@ -165,6 +167,10 @@ def is_small(out: Any) -> bool:
     return len(tensors) == len(leaves) and sum(t.untyped_storage().nbytes() for t in tensors) <= LARGEST_BYTES
 
 
+class SharedWritten(CaptureError):
+    """The forward writes to what it did not write to in the rehearsal: it must be captured without sharing."""
+
+
 class Shared:
     """The capture's part: keeps the first of each repeated value and hands it out again."""
 
@@ -176,13 +182,10 @@ class Shared:
         """Storages that more than one tensor of the forward stands for."""
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
-        """What a call computes. Raises `CaptureError` if it writes to a value that was handed out twice."""
+        """What a call computes. Raises `SharedWritten` if it writes to a value that was handed out twice."""
         with torch._C.DisableTorchFunction():
             if any(tensor.untyped_storage()._cdata in self._lent for tensor in written(func, args, kwargs)):
-                raise CaptureError(
-                    f"{func._schema.name} writes to a tensor that the call before did not write to. A forward must do "
-                    "the same work for the same arguments to be captured."
-                )
+                raise SharedWritten
             return self._values.key(func, args, kwargs)
 
     def result(self, key: Key | None) -> Any:
