@@ -488,3 +488,43 @@ def test_best_times_both_forms_and_leaves_one(net):
         assert engine.replays == graph.replays == 1
     assert "ms with" in engine.chosen
     assert grown["best"] <= 1.1 * grown["none"], (grown, engine.chosen)
+
+
+@pytest.mark.parametrize("policy", ["none", "attention"])
+def test_equal_results_of_all_blocks_are_one_kernel(masked_net, policy):
+    """The additive mask is made once, and lives until the last block has read it."""
+    kernels = {}
+    for off in ((), ("shared_results",)):
+        engine = without(masked_net, *off, policy=policy)
+        kernels[off] = engine.prepare(masked()).kernels
+        for seed, rows in enumerate((1, 256, 77)):
+            churn()
+            call = masked(rows=rows, seed=seed)
+            assert torch.equal(engine(call), masked_net(**call))
+    assert kernels[()] <= kernels["shared_results",] - 5 * 3, kernels
+
+
+def test_nothing_is_shared_once_there_is_a_side_stream():
+    """Work on it could run before the work that made the first of two equal results."""
+    side = torch.cuda.Stream()
+
+    def forward(arguments):
+        x = arguments["x"]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                x = x @ arguments["x"]
+            first = x.sum() + F.silu(arguments["t"])
+        second = F.silu(arguments["t"]) * 2
+        torch.cuda.current_stream().wait_stream(side)
+        return first + second
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        call = {"x": torch.randn(1024, 1024, device="cuda") / 40, "t": torch.randn(8, device="cuda")}
+        if seed == 0:
+            engine.prepare(call)
+        churn()
+        assert torch.equal(engine(call), forward(call))
+    assert engine.replays == 5
