@@ -9,7 +9,7 @@ GPU_VENV ?=
 GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check gpu bench clean
+.PHONY: help demo test check gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,7 @@ gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own to
 		echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; choose one with PYTHON=..., or use make test" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
+.PHONY: bench
 bench: $(if $(GPU_VENV),$(STAMP)) ## time the engine itself: on a GPU if PYTHON's torch finds one, within a minute
 	$(GPU_PYTHON) -m benchmarks.engine
 

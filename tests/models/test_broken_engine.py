@@ -129,7 +129,7 @@ def stale_timestep(patch: pytest.MonkeyPatch) -> None:
 def output_not_cloned(patch: pytest.MonkeyPatch) -> None:
     """The caller holds the graph's own memory: guidance reads its first prediction after the second was made."""
     broken = types.SimpleNamespace(**vars(graph.trees))
-    broken.clone, broken.Cloner = lambda tree: tree, lambda tree: lambda: tree
+    broken.clone = lambda tree: tree
     patch.setattr(graph, "trees", broken)
 
 
