@@ -33,6 +33,10 @@ gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own to
 		echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; choose one with PYTHON=..., or use make test" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
+.PHONY: bench
+bench: $(if $(GPU_VENV),$(STAMP)) ## time the engine itself: on a GPU if PYTHON's torch finds one, within a minute
+	$(GPU_PYTHON) -m benchmarks.engine
+
 clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find bcgbench tests -name __pycache__ -type d -prune -exec rm -rf {} +

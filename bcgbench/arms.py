@@ -20,6 +20,7 @@ from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.options import DEFAULT
 from bcgbench.engine.signature import Signature
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
@@ -72,7 +73,8 @@ class Hook:
         self.weights = mark(module)
         self.original = original
         self.bind = Binder(original)
-        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module)
+        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module,
+                                       options=DEFAULT.without(*runner.without))  # fmt: skip
         self._adapter = adapter
         self._padded = runner.padded
         self._buckets = adapter.default_buckets if case.buckets is None else case.buckets

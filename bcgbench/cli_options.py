@@ -80,8 +80,8 @@ Break = Annotated[
     typer.Option(
         "--break",
         metavar="POLICY",
-        help="What bcg runs eagerly: none, or attention, auto (only what cannot be captured) and dotted names of "
-        "functions, separated by commas. Default: the model's.",
+        help="What bcg runs eagerly: none, or attention, auto (only what cannot be captured), best (the faster of the "
+        "two) and dotted names of functions, separated by commas. Default: the model's.",
     ),
 ]
 Seed = Annotated[

@@ -99,6 +99,15 @@ def _flop_use(record: Record) -> float | None:
     return record.denoise_flops / denoise_s / peak if record.denoise_flops and denoise_s and peak else None
 
 
+def _largest_pixels(record: Record) -> float | None:
+    gpu, memory, case = record.environment and record.environment.gpu, record.memory, record.case
+    if gpu is None or memory is None or not memory.peak_reserved_bytes:
+        return None
+    used_bytes = memory.peak_reserved_bytes - memory.weights_bytes
+    room = (gpu.memory_bytes - memory.weights_bytes) / used_bytes if used_bytes > 0 else None
+    return room and room * case.width_px * case.height_px
+
+
 def _step_s(record: Record) -> float | None:
     # Step 0 pays for what the host had queued before the loop, so it is a metric of its own.
     return _median(_median(s.step_s[1:]) for s in record.measured)
@@ -159,6 +168,13 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("peak_reserved_bytes", "bytes", "lower", "peak held", _of_memory(lambda m: m.peak_reserved_bytes)),
     ("pool_bytes", "bytes", "lower", "private pool of the graphs", _of_memory(lambda m: m.pool_bytes)),
     ("growth_bytes", "bytes", "lower", "growth per captured signature", _of_memory(lambda m: _median(m.growth_bytes))),
+    (
+        "largest_pixels",
+        "count",
+        "higher",
+        "pixels that would fit, if all but the weights grows with them",
+        _largest_pixels,
+    ),
     # What one denoise step costs host and GPU, from the separate profiled pass.
     ("launches_per_step", "count", "lower", "host launch calls", _of_profile(lambda p: sum(p.launches.values()))),
     ("kernels_per_step", "count", "none", "kernels seen on the GPU", _of_profile(lambda p: p.kernels)),

@@ -106,7 +106,10 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
     buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
     policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
     breaks = (row.breaks or case.break_policy) if row.captured else "none"
-    found = {"auto broke at": _broke_at(arm)} if "auto" in breaks.split(",") else {}
+    found = {"auto broke at": _broke_at(arm)} if {"auto", "best"} & set(breaks.split(",")) else {}
+    chosen = [f"{name}: {hook.graphed.chosen}" for name, hook in arm.hooks.items() if hook.graphed.chosen]
+    found |= {"break choice": "; ".join(chosen)} if chosen else {}
+    found |= {"engine without": ", ".join(row.without)} if row.without else {}
     unvalidated = {"adapter": "generic, not validated"} if session.adapter.facts.generic else {}
     return {
         "runner": row.name,

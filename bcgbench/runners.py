@@ -25,6 +25,8 @@ class Runner:
     """Whether calls are captured and replayed."""
     breaks: str | None = None
     """Break policy; None takes the case's."""
+    without: tuple[str, ...] = ()
+    """Ideas of the engine that are switched off: names of `engine.options.Options`."""
 
 
 RUNNERS: dict[str, Runner] = {
@@ -44,6 +46,40 @@ RUNNERS: dict[str, Runner] = {
         name="graph", description="one CUDA graph of the whole forward", padded=True, captured=True, breaks="none"
     ),
 }  # fmt: skip
+
+_SCHEME_OF_SGLANG = (
+    "skip_unchanged",
+    "known_calls",
+    "shared_results",
+    "kernel_breaks",
+    "pooled_outputs",
+    "first_block",
+)
+ONE_OFF = {
+    "bcg-sglang": Runner(
+        name="bcg-sglang", padded=True, captured=True, breaks="attention", without=_SCHEME_OF_SGLANG,
+        description="bcg by the scheme of SGLang's runner: all inputs copied, break outputs outside the pool",
+    ),
+    "graph-plain": Runner(
+        name="graph-plain", description="the whole graph, equal small results made in each block again", padded=True,
+        captured=True, breaks="none", without=("shared_results",),
+    ),
+    **{
+        f"bcg-{name}": Runner(name=f"bcg-{name}", padded=True, captured=True, breaks="attention",
+                              without=(idea,), description=f"bcg, {what}")
+        for name, idea, what in (
+            ("repeat-all", "shared_results", "equal small results made in each block again"),
+            ("copy-all", "skip_unchanged", "every input copied at every call"),
+            ("walk-all", "known_calls", "every call's arguments walked for its signature"),
+            ("call-breaks", "kernel_breaks", "broken at the attention function, not at its kernel"),
+            ("own-outputs", "pooled_outputs", "break outputs held outside the pool"),
+            ("own-inputs", "borrowed_inputs", "break inputs held for ever"),
+            ("grown-pool", "first_block", "a pool that grows by itself"),
+        )
+    },
+}  # fmt: skip
+"""`bcg` with ideas of the engine switched off: beside `bcg`, what each gains."""
+RUNNERS |= ONE_OFF
 
 
 def runner(name: str) -> Runner:

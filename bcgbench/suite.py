@@ -87,7 +87,7 @@ KEYS: dict[str, Key] = {
     "weights": Key(expected="pretrained or random", fits=("pretrained", "random").__contains__),
     "source": Key(expected="the path of a folder", fits=_is_text),
     "buckets": Key(expected="a list of lengths from 1, or [] for none", fits=lambda v: _is_list(v, _COUNT.fits)),
-    "break": Key(expected='"none", or "attention", "auto" and dotted names separated by commas', fits=_is_text),
+    "break": Key(expected='"none", or "attention", "auto", "best" and dotted names separated by commas', fits=_is_text),
     "runners": Key(expected="a list of runner names", fits=lambda v: bool(v) and _is_list(v, _is_text)),
     "rounds": _COUNT,
     "profile": Key(expected="true or false", fits=lambda v: isinstance(v, bool)),

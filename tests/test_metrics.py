@@ -138,3 +138,12 @@ def test_misses_are_counted_by_call() -> None:
     """Two kinds of miss, five calls."""
     missed = graph_record(engagement=engagement(misses=(miss(count=3), miss(count=2))))
     assert METRICS["misses"].read(missed) == 5
+
+
+def test_the_largest_picture_fills_the_gpu() -> None:
+    """10 of the 87 GiB beside the weights are taken; nothing is said where memory or GPU are unknown."""
+    found = METRICS["largest_pixels"].read(record())
+    assert found == pytest.approx(8.7 * record().case.width_px * record().case.height_px)
+    assert METRICS["largest_pixels"].read(record(memory=None)) is None
+    assert METRICS["largest_pixels"].read(record(environment=None)) is None
+    assert METRICS["largest_pixels"].read(record(memory=memory(peak_reserved_bytes=None))) is None

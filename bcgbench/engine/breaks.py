@@ -13,9 +13,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,6 +113,26 @@ break_graph: Callable[[], None] = eager_on_graph(_nothing)
 """End the running segment and begin another; does nothing outside a capture."""
 
 
+KERNELS = frozenset(
+    f"aten::{name}"
+    for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+                 "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+                 "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward",
+                 "_efficient_attention_forward", "_cudnn_attention_forward")
+)  # fmt: skip
+"""torch's fused attention. The policy `attention` breaks at the kernel, not at the function around it: three launches
+that make an additive mask of a boolean one stay in the segment (120 breaks per step for Qwen-Image)."""
+_OF_TORCH = frozenset({"native", "_native_cudnn", "_native_efficient", "_native_flash"})
+"""Backends of diffusers that end in one of these kernels. `_native_math` does not: it chooses composed attention
+by a context that a replay would not have."""
+_broken_kernels: ContextVar[frozenset[str]] = ContextVar("bcgbench_kernels", default=frozenset())
+
+
+def breaks_at(operation: str) -> bool:
+    """Whether the policy in force breaks at this ATen operation."""
+    return operation in _broken_kernels.get()
+
+
 _SYNCHRONISING = ("torch.cuda.synchronize", "torch.cuda.Stream.synchronize", "torch.cuda.Event.synchronize")
 """Never legal in a capture, and no torch calls: `auto` could not see which of them raised."""
 
@@ -118,39 +140,52 @@ _SYNCHRONISING = ("torch.cuda.synchronize", "torch.cuda.Stream.synchronize", "to
 @dataclass(frozen=True, slots=True)
 class BreakPolicy:
     """Names of the functions that break. `attention` also breaks every backend of diffusers' attention registry, `auto`
-    every call whose capture is illegal."""
+    every call whose capture is illegal, `best` either of the two: see `choice.py`."""
 
     names: tuple[str, ...] = ()
     attention: bool = False
     auto: bool = False
+    best: bool = False
+    kernels: bool = True
+    """Whether `attention` means torch's attention kernels, or the functions around them."""
 
     @classmethod
     def parse(cls, text: str) -> BreakPolicy:
-        """`none`, or `attention`, `auto` and dotted names separated by commas. Raises `UsageError` for other text."""
+        """`none`, or `attention`, `auto`, `best` and dotted names separated by commas. Raises `UsageError` for other
+        text."""
         if text == "none":
             return cls()
         names = tuple(name.strip() for name in text.split(",") if name.strip())
-        dotted = tuple(name for name in names if name not in {"attention", "auto"})
+        dotted = tuple(name for name in names if name not in {"attention", "auto", "best"})
         bad = [name for name in dotted if "." not in name]
         if bad or not names:
             raise UsageError(
-                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, auto, none, or dotted names "
-                "such as torch.nn.functional.scaled_dot_product_attention."
+                f"Unknown break policy {', '.join(bad) or text!r}: expected attention, auto, best, none, or dotted "
+                "names such as torch.nn.functional.scaled_dot_product_attention."
             )
-        return cls(names=dotted, attention="attention" in names, auto="auto" in names)
+        return cls(names=dotted, attention="attention" in names, auto="auto" in names, best="best" in names)
+
+    @property
+    def forms(self) -> tuple[BreakPolicy, BreakPolicy]:
+        """What `best` chooses from: breaks where capture is illegal alone, and those at attention as well."""
+        fewest = replace(self, best=False, auto=True)
+        return fewest, replace(fewest, attention=True)
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
         """Turn the named functions into breaks until the block ends, however it ends."""
         undo: list[Callable[[], None]] = []
+        token = _broken_kernels.set(KERNELS if self.attention and self.kernels else frozenset())
         try:
             names = (*self.names, *(_SYNCHRONISING if self.auto else ()))
             undo.extend(_patch_name(name) for name in names)
             if self.attention:
-                undo.append(_patch_name("torch.nn.functional.scaled_dot_product_attention"))
-                undo.append(_patch_attention_registry())
+                sdpa = "torch.nn.functional.scaled_dot_product_attention"
+                undo.append(_patch_sdpa() if self.kernels else _patch_name(sdpa))
+                undo.append(_patch_attention_registry(_OF_TORCH if self.kernels else frozenset()))
             yield
         finally:
+            _broken_kernels.reset(token)
             for restore in reversed(undo):
                 restore()
 
@@ -182,14 +217,31 @@ def _resolve(name: str) -> tuple[Any, str]:
     raise UsageError(f"Break {name!r} does not exist. Name a function as module.function or module.Class.method.")
 
 
-def _patch_attention_registry() -> Callable[[], None]:
-    """Break every attention backend of diffusers, if diffusers is loaded: models import the dispatcher by name, so the
-    registry entry is the one place that all of them pass (11 of 12 models checked)."""
+def _patch_sdpa() -> Callable[[], None]:
+    """Break torch's attention where it has no kernel of its own but is made of matrix products and a softmax."""
+    original = F.scaled_dot_product_attention
+    whole = eager_on_graph(original)
+
+    @functools.wraps(original)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # not a call of the forward, whose calls are numbered
+            fused = _current.get() is None or torch._fused_sdp_choice(*args, **kwargs) != 0
+        return (original if fused else whole)(*args, **kwargs)
+
+    F.scaled_dot_product_attention = attend
+    return lambda: setattr(F, "scaled_dot_product_attention", original)
+
+
+def _patch_attention_registry(spared: frozenset[str]) -> Callable[[], None]:
+    """Break every attention backend of diffusers but the spared, if diffusers is loaded: models import the dispatcher
+    by name, so the registry entry is the one place that all of them pass (11 of 12 models checked)."""
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     if dispatch is None:
         return _nothing
     backends = dispatch._AttentionBackendRegistry._backends
     original = dict(backends)
     for key, function in original.items():
+        if key.value in spared:
+            continue
         backends[key] = eager_on_graph(function)
     return lambda: backends.update(original)

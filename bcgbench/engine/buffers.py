@@ -9,6 +9,7 @@ decides which those are.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,11 @@ def version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+Seen = tuple[Callable[[], Tensor | None], int | None]
+"""An argument that was copied, if it lives, and its in-place counter then."""
+_NEVER: Seen = (lambda: None, None)
+
+
 class StaticInputs:
     """The buffers that a graph reads its tensor arguments from.
 
@@ -94,10 +100,12 @@ class StaticInputs:
     not seen.
     """
 
-    def __init__(self, leaves: list[Any], device: torch.device) -> None:
+    def __init__(self, leaves: list[Any], device: torch.device, *, skip_unchanged: bool = True) -> None:
         self.copies = 0
+        self._skip_unchanged = skip_unchanged
         self._buffers: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}
+        self._dense: dict[int, Tensor] = {}
+        self._seen: dict[int, Seen] = {}
         first: dict[int, int] = {}
         self.leaves = list(leaves)
         for index, leaf in enumerate(leaves):
@@ -105,7 +113,8 @@ class StaticInputs:
                 continue
             source = first.setdefault(id(leaf), index)
             if source == index:
-                self._buffers[index] = _new_buffer(leaf, device, index=index)
+                self._buffers[index] = buffer = _new_buffer(leaf, device, index=index)
+                self._dense[index] = dense(buffer)
             self.leaves[index] = self._buffers[source]
         self.update(leaves)
 
@@ -122,15 +131,15 @@ class StaticInputs:
     def update(self, leaves: list[Any]) -> None:
         """Copy what changed. Raises `StaticInputError` on a different shape or dtype."""
         for index, buffer in self._buffers.items():
-            leaf = leaves[index]
-            now = version(leaf)
-            seen = self._seen.get(index)
-            if seen is not None and now is not None and seen[0]() is leaf and seen[1] == now:
+            leaf: Tensor = leaves[index]
+            seen, count = self._seen.get(index, _NEVER)
+            if count is not None and seen() is leaf and leaf._version == count:
                 continue
             trees.check_like(buffer, leaf, name=f"argument leaf {index}")
             # from pinned memory a copy returns before it is done, and the caller may write there again
-            dense(buffer).copy_(dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
-            self._seen[index] = (weakref.ref(leaf), now)
+            once = self._dense[index]
+            once.copy_(leaf if once is buffer else dense(leaf), non_blocking=leaf.is_cuda or not leaf.is_pinned())
+            self._seen[index] = (weakref.ref(leaf), version(leaf) if self._skip_unchanged else None)
             self.copies += 1
 
 

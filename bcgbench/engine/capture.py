@@ -24,6 +24,7 @@ from bcgbench.engine.constants import FunctionWatch, HostConstants, Rehearsal
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.recorder import Capture
 from bcgbench.engine.segments import Backend
+from bcgbench.engine.sharing import Key, Repeats, Shared, SharedWritten, Table
 from bcgbench.engine.signature import Call, changed_objects
 from bcgbench.errors import CaptureError
 
@@ -42,6 +43,8 @@ class _Passes:
     policy: BreakPolicy
     module: nn.Module | None
     forwards: int = 0
+    repeated: tuple[Table, frozenset[Key]] | None = None
+    """What the rehearsal made more than once; None where nothing may be shared."""
 
     def warm(self) -> None:
         """The first call, outside any watch."""
@@ -54,10 +57,16 @@ class _Passes:
         constants = HostConstants(self.backend.device)
         plan = Plan(self.backend.device) if self.policy.auto else None
         rehearsal = Rehearsal(constants) if plan is None else Survey(constants, plan)
+        table: Table = {}
+        repeats = Repeats(table) if self.backend.options.shared_results else None
         self.forwards += 1
         with FunctionWatch(rehearsal.handle), rehearsal.watching(), breaks.active(rehearsal), self.policy.patched():
-            output = trees.clone(self.run())
+            with repeats or contextlib.nullcontext():
+                output = self.run()
+            output = trees.clone(output)
         self.backend.rewind()
+        anybodys = rehearsal.broke or (plan is not None and bool(plan.dynamic))
+        self.repeated = (table, repeats.found) if repeats is not None and not anybodys else None
         return output, constants, plan
 
     def record(
@@ -65,13 +74,17 @@ class _Passes:
     ) -> tuple[Capture, Any]:
         """The capture and its output, `watch` noting the modules' outputs. Under `auto` a call that raises enters the
         plan; the next try breaks there."""
-        for _ in range(ATTEMPTS if plan else 1):
+        for _ in range(ATTEMPTS if plan else 2):
             recorder = (Capture(self.backend, constants, module=self.module) if plan is None else
                         AutoCapture(self.backend, constants, module=self.module, plan=plan))  # fmt: skip
+            if self.repeated is not None and not (plan and plan.illegal):
+                recorder.shared = Shared(*self.repeated)
             recorder.watch = watch or recorder.watch
             try:
                 with watch.hooked(self.module) if watch and self.module else contextlib.nullcontext():
                     return recorder, self._record(recorder)
+            except SharedWritten:
+                self.repeated, last = None, "a shared tensor is written to"
             except CaptureError as error:
                 failed = recorder.failed if isinstance(recorder, AutoCapture) else None
                 if plan is None or failed is None or failed in plan.illegal:
@@ -122,7 +135,7 @@ def capture(
     """
     if torch.is_grad_enabled():
         raise CaptureError("Grad mode is on; a graph holds inference only. Call the model under torch.no_grad().")
-    inputs = StaticInputs(call.leaves, backend.device)
+    inputs = StaticInputs(call.leaves, backend.device, skip_unchanged=backend.options.skip_unchanged)
 
     def run() -> Any:  # rebuilt at each pass: a model may change a list that it was given
         return forward(trees.rebuild(call.signature.spec, inputs.leaves))

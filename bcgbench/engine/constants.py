@@ -149,13 +149,15 @@ class Rehearsal:
     def __init__(self, constants: HostConstants) -> None:
         self._constants = constants
         self._in_break = False
+        self.broke = False
+        """Whether anybody's code ran as a break, which may write where it likes."""
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """What else has to see the call: nothing."""
         return contextlib.nullcontext()
 
     def run_break(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        outer, self._in_break = self._in_break, True
+        outer, self._in_break, self.broke = self._in_break, True, True
         try:
             return function(*args, **kwargs)
         finally:

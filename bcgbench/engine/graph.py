@@ -34,6 +34,8 @@ class SegmentedGraph:
     guarded: bool = field(init=False)
     """Whether the host went on with a value that a replay compares: another value needs another graph."""
 
+    _cloner: trees.Cloner | None = field(init=False, default=None)
+
     def __post_init__(self) -> None:
         self.guarded = any(step.guarded for step in self.steps if isinstance(step, (Break, Region, Guard)))
 
@@ -74,7 +76,11 @@ class SegmentedGraph:
         """
         self._run(leaves)
         self.replays += 1
-        return trees.clone(self.result())
+        if self.values is not None:
+            return trees.clone(self.result())
+        if self._cloner is None:
+            self._cloner = trees.Cloner(self.output)
+        return self._cloner()
 
     def fits(self, leaves: list[Any]) -> bool:
         """Whether all guards hold on new argument leaves: they are tried, which advances the generator."""

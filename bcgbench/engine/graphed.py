@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +15,19 @@ from torch import Tensor, nn
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.capture import Forward, capture
+from bcgbench.engine.choice import choose
 from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph
+from bcgbench.engine.known import KnownCalls
+from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Call, ambient, sign
 from bcgbench.engine.steps import GuardFailed
 from bcgbench.engine.tape import backend_for
 from bcgbench.engine.weights import WeightPlaces
 from bcgbench.errors import CaptureError, ReplayError
+
+log = logging.getLogger(__name__)
 
 
 class GraphedForward:
@@ -37,6 +45,7 @@ class GraphedForward:
         policy: BreakPolicy | None,
         module: nn.Module | None = None,
         limits: Limits | None = None,
+        options: Options = DEFAULT,
     ) -> None:
         self.cache = GraphCache(limits or Limits())
         self.calls = 0
@@ -44,12 +53,15 @@ class GraphedForward:
         self.fallbacks = 0
         self.prepare_forwards = 0
         self.growth_bytes: list[int] = []
+        self.chosen: str | None = None
+        """Which form of graph the policy `best` took at the first capture, and why."""
+        self._known = KnownCalls() if options.known_calls else None
         self._weights: WeightPlaces | None = None
         """Where parameters and buffers lay at the last capture."""
-        self.backend: Backend | None = None if policy is None else backend_for(device)
+        self.backend: Backend | None = None if policy is None else backend_for(device, options)
         self.device = device
         self._forward = forward
-        self._policy = policy
+        self._policy = policy and replace(policy, kernels=options.kernel_breaks)
         self._module = module
 
     @property
@@ -59,7 +71,7 @@ class GraphedForward:
 
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return sign(arguments, ambient=ambient(self._module, self.device))
+        return (self._known.sign if self._known else sign)(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""
@@ -73,15 +85,34 @@ class GraphedForward:
             return held
         self.check_weights()
         before = _reserved_bytes(self.device)
-        graph = capture(self._forward, call, backend=self.backend, policy=self._policy, module=self._module,
-                        step_limit=self.cache.limits.steps)  # fmt: skip
-        self.prepare_forwards += graph.forwards
+        graph = self._capture_best(call, self.backend) if self._policy.best else self._capture(call, self.backend)
         grown = _reserved_bytes(self.device) - before  # before an eviction gives memory back
         self._check_pool()
         self.growth_bytes.append(grown)
         self.cache.add(graph)
         self._weights = WeightPlaces(self._module)
         return graph
+
+    def _capture(
+        self, call: Call, backend: Backend, *, policy: BreakPolicy | None = None, watch: Watch | None = None
+    ) -> SegmentedGraph:
+        policy = policy or self._policy
+        assert policy is not None
+        graph = capture(self._forward, call, backend=backend, policy=policy, module=self._module,
+                        step_limit=self.cache.limits.steps, watch=watch)  # fmt: skip
+        self.prepare_forwards += graph.forwards
+        return graph
+
+    def _capture_best(self, call: Call, backend: Backend) -> SegmentedGraph:
+        """The first call decides for all that follow: the largest, if the caller begins with it."""
+        assert self._policy is not None
+        with _kept_random_state(self.device):
+            choice = choose(self._policy, lambda policy, into: self._capture(call, into, policy=policy),
+                            backend=backend, leaves=call.leaves)  # fmt: skip
+        gc.collect()  # the form not taken goes before memory is counted
+        self._policy, self.chosen = choice.policy, choice.reason
+        log.info("break policy best: %s", choice.reason)
+        return choice.graph or self._capture(call, backend)
 
     def serving(self, call: Call) -> SegmentedGraph | None:
         """The graph held for this call, by signature and guards; the latter are tried."""
@@ -143,12 +174,8 @@ class GraphedForward:
         self, arguments: dict[str, Any], *, backend: Backend, watch: Watch | None = None
     ) -> tuple[SegmentedGraph, Call]:
         """Capture this call once more, apart from the cache and into `backend`; for finding a difference."""
-        assert self._policy is not None
         call = self.sign(arguments)
-        graph = capture(self._forward, call, backend=backend, policy=self._policy, module=self._module,
-                        step_limit=self.cache.limits.steps, watch=watch)  # fmt: skip
-        self.prepare_forwards += graph.forwards
-        return graph, call
+        return self._capture(call, backend, watch=watch), call
 
     def _check_pool(self) -> None:
         limit = self.cache.limits.pool_bytes

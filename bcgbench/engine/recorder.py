@@ -19,7 +19,8 @@ from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
 from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read
 from bcgbench.engine.segments import Backend, Bridge, Segment
-from bcgbench.engine.steps import Break, Guard, Step
+from bcgbench.engine.sharing import Shared
+from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
 
 
@@ -31,6 +32,9 @@ class _Observer(TorchDispatchMode):
         self._capture = capture
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         return self._capture.operation(func, args, kwargs or {})
 
 
@@ -41,6 +45,8 @@ class Capture:
         self.steps: list[Step] = []
         self.held: dict[int, Tensor] = {}
         self.watch = diagnose.Watch()
+        self.shared: Shared | None = None
+        """Results that are made more than once; None where nothing may be shared."""
         self._backend = backend
         self._constants = constants
         self.module = module
@@ -106,8 +112,10 @@ class Capture:
         """What a break keeps of its arguments: views of what this graph writes, strong references to the rest."""
         self._refuse_unreturned(tree)
 
+        borrowed = self._backend.options.borrowed_inputs
+
         def keep(leaf: Any) -> Any:
-            return borrow(leaf) if isinstance(leaf, Tensor) and self._is_made(leaf) else leaf
+            return borrow(leaf) if borrowed and isinstance(leaf, Tensor) and self._is_made(leaf) else leaf
 
         return trees.map_leaves(keep, tree)
 
@@ -129,6 +137,15 @@ class Capture:
                          where=diagnose.call_site(self.module))  # fmt: skip
             self.steps.append(step)
         return self._bridge(step, result, trees.tensors((args, kwargs)))
+
+    def _attend(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Break at an attention kernel. Of its results only the first is carried on; the rest is for its backward."""
+        kernel = Kernel(func)
+        output = self.run_break(kernel, args, kwargs)
+        results = (output, *kernel.take_rest())
+        if self.shared is not None:
+            self.shared.note(None, func, args, kwargs, results)
+        return results
 
     @contextlib.contextmanager
     def _unrecorded(self) -> Iterator[Segment]:
@@ -154,11 +171,15 @@ class Capture:
                 elif id(leaf) not in made:
                     made[id(leaf)], bridge = self._place(segment, leaf)
                     step.bridges.append((index, bridge))
+                    step.single = bridge if spec == trees.LEAF else None
         return trees.rebuild(spec, [made.get(id(leaf), leaf) for leaf in leaves])
 
     def _place(self, segment: Segment, leaf: Tensor) -> tuple[Tensor, Bridge]:
         """Memory of the open segment for the result of an eager call."""
-        tensor, bridge = segment.bridge(leaf)
+        if self._backend.options.pooled_outputs or not self._unreturned.holds(leaf):
+            tensor, bridge = segment.bridge(leaf)
+        else:
+            tensor, bridge = leaf, Bridge(leaf)
         self._note_made(tensor)
         return tensor, bridge
 
@@ -200,9 +221,22 @@ class Capture:
         if self._is_host_read(name, args, kwargs):
             value = self._guard(func, args, kwargs)
             return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
+        if breaks.breaks_at(name):
+            return self._attend(func, args, kwargs)
         self._refuse_dynamic(func, args)
         self._refuse_host_write(func, args)
         self._refuse_unreturned((args, kwargs))
+        if self.shared is None:
+            return self._recorded(segment, func, args, kwargs)
+        key = self.shared.key(func, args, kwargs)
+        # a side stream may be ahead of the work that made it
+        out = None if self._backend.forks else self.shared.result(key)
+        if out is None:
+            out = self._recorded(segment, func, args, kwargs)
+            self.shared.note(key, func, args, kwargs, out)
+        return out
+
+    def _recorded(self, segment: Segment, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):
                 self.held.setdefault(tensor.untyped_storage()._cdata, tensor)

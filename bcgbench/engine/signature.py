@@ -8,11 +8,12 @@ and are kept alive, so that their address cannot be reused. Ambient state that c
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,13 @@ class Signature:
     spec: trees.Spec
     ambient: tuple[tuple[str, Any], ...] = ()
     held: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.leaves, self.spec, self.ambient)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def fields(self) -> dict[str, Any]:
         """Key of every leaf, container and ambient setting, by path: equal signatures have equal fields."""
@@ -42,8 +50,7 @@ class Signature:
         return ", ".join(tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call flattened once: its leaves, and the signature made of them."""
 
     leaves: list[Any]
@@ -52,6 +59,11 @@ class Call:
 
 def _tensor_key(leaf: Tensor, alias: int) -> tuple[Any, ...]:
     return (Tensor, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, type(leaf), alias)
+
+
+def leaf_key(leaf: Any) -> tuple[Any, ...]:
+    """Key of a leaf that is no tensor; one that begins with `object` counts by identity."""
+    return constant_key(leaf) or object_key(leaf) or (object, type(leaf), id(leaf))
 
 
 def _leaf_fields(spec: trees.Spec, keys: tuple[Any, ...], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -136,10 +148,9 @@ def sign(arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...] = ()
             alias = first.setdefault(id(leaf), index)
             keys.append(_tensor_key(leaf, alias if alias != index else -1))
             continue
-        key = constant_key(leaf) or object_key(leaf)
-        if key is None:
+        key = leaf_key(leaf)
+        if key[0] is object:
             held.append(leaf)
-            key = (object, type(leaf), id(leaf))
         keys.append(key)
     return Call(leaves, Signature(tuple(keys), spec, ambient, tuple(held)))
 
@@ -171,23 +182,6 @@ def _difference_line(path: str, held: Any, asked: Any) -> str:
     return f"{path.removesuffix(' (container)')}: captured {texts[0]}, asked {texts[1]}"
 
 
-def _attention_backend() -> str | None:
-    dispatch = sys.modules.get("diffusers.models.attention_dispatch")
-    return str(dispatch._AttentionBackendRegistry._active_backend) if dispatch else None
-
-
-_SWITCHES: tuple[Callable[[], Any], ...] = (
-    torch._C._get_cudnn_benchmark, torch._C._get_cudnn_deterministic,
-    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-)  # fmt: skip
-"""What torch.backends reads, without its properties, which cost 5 us per call."""
-_SDPA: tuple[Callable[[], Any], ...] = (
-    torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-)  # fmt: skip
-
-
 def _tf32() -> Any:
     """Convolution precision; the older of torch's two switches raises once the newer was used (torch 2.9)."""
     try:
@@ -197,26 +191,34 @@ def _tf32() -> Any:
 
 
 def _adapters(module: nn.Module | None) -> Any:
-    if module is None or not getattr(module, "_hf_peft_config_loaded", False):
+    if module is None or not module.__dict__.get("_hf_peft_config_loaded"):
         return None
     return tuple(module.active_adapters())  # type: ignore[operator]
 
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, Any], ...]:
-    """State outside the arguments that changes what a forward computes."""
-    kind = device.type
-    autocast = torch.is_autocast_enabled(kind)
-    return (
-        ("autocast", str(torch.get_autocast_dtype(kind)) if autocast else False),
-        ("grad mode", torch.is_grad_enabled()),
-        ("inference mode", torch.is_inference_mode_enabled()),
-        ("training", module is not None and module.training),
-        ("attention backend", _attention_backend()),
-        ("adapters", _adapters(module)),
-        ("default dtype", torch.get_default_dtype()),
-        ("float32 matmul precision", torch.get_float32_matmul_precision()),
-        ("deterministic", torch.are_deterministic_algorithms_enabled()),
-        ("cudnn tf32", _tf32()),
-        ("switches", tuple([read() for read in _SWITCHES])),
-        ("sdpa", tuple([read() for read in _SDPA])),
+    """State outside the arguments that changes what a forward computes. Equal states are one object."""
+    kind, state = device.type, torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
+    dispatch = sys.modules.get("diffusers.models.attention_dispatch")
+    return _named(
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), state.is_grad_enabled(),
+        state.is_inference_mode_enabled(), module is not None and module.training,
+        dispatch and dispatch._AttentionBackendRegistry._active_backend, _adapters(module), state.get_default_dtype(),
+        state._get_float32_matmul_precision(), state._get_deterministic_algorithms(), _tf32(),
+        (state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
+         state._get_cublas_allow_bf16_reduced_precision_reduction(),
+         state._get_cublas_allow_fp16_reduced_precision_reduction()),
+        (state._get_flash_sdp_enabled(), state._get_mem_efficient_sdp_enabled(), state._get_math_sdp_enabled(),
+         state._get_cudnn_sdp_enabled()),
     )  # fmt: skip
+
+
+_AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
+            "float32 matmul precision", "deterministic", "cudnn tf32", "switches", "sdpa")  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _named(*state: Any) -> tuple[tuple[str, Any], ...]:
+    autocast, grad, inference, training, attention, *rest = state
+    texts = str(autocast) if autocast else False, str(attention) if attention else None
+    return tuple(zip(_AMBIENT, (texts[0], grad, inference, training, texts[1], *rest), strict=True))

@@ -34,6 +34,27 @@ class Step(Protocol):
         """Run on the current contents of memory. Raises `GuardFailed` if a host value changed."""
 
 
+class Kernel:
+    """One of torch's attention kernels as the function of a break, which gives the first of its results."""
+
+    def __init__(self, operation: Any) -> None:
+        self.__qualname__ = operation._schema.name.replace("::", ".")
+        self._operation = operation
+        self._rest: list[Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        results = self._operation(*args, **kwargs)
+        if self._rest is None:  # the capturing call, whose caller below Python expects all
+            self._rest = list(results[1:])
+        output: Tensor = results[0]
+        return output
+
+    def take_rest(self) -> list[Any]:
+        """The other results of the first call, no longer kept here."""
+        rest, self._rest = self._rest, []
+        return rest or []
+
+
 @dataclass(slots=True)
 class Break:
     """A call that runs eagerly between two segments, on the captured argument objects."""
@@ -49,6 +70,8 @@ class Break:
     """Output leaves that are parts of the arguments, with the place that the next segment reads."""
     spec: trees.Spec = trees.LEAF
     """Containers of the output."""
+    single: Bridge | None = None
+    """The bridge of an output that is one new tensor and nothing else, as an attention's is: no tree to walk."""
     streams: list[torch.cuda.Stream] = field(default_factory=list)
     """Side streams that the call uses; joined, so that the next segment sees its work."""
     where: str = ""
@@ -70,9 +93,18 @@ class Break:
         return f"{function_name(self.function)} in {self.where}"
 
     def replay(self) -> None:
-        leaves, spec = trees.flatten(self.function(*self.args, **self.kwargs))
+        result = self.function(*self.args, **self.kwargs)
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
+        single = self.single
+        if single is not None and isinstance(result, Tensor):
+            single.fill(result)
+        else:
+            self._take(result)
+
+    def _take(self, result: Any) -> None:
+        """Any output: into the bridges, and compared where the host went on with it."""
+        leaves, spec = trees.flatten(result)
         if spec != self.spec or not all(isinstance(leaves[index], Tensor) for index, _ in self.bridges):
             raise GuardFailed(
                 "a break returned other containers, or no tensor where it returned one when captured", where=self.name

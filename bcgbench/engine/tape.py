@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bcgbench.engine import trees
 from bcgbench.engine.buffers import clone_strided
+from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.engine.segments import Backend, Bridge, CudaBackend
 
 _UNINITIALISED = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
@@ -84,7 +85,8 @@ class TapeBackend:
 
     name = "tape"
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options = DEFAULT) -> None:
+        self.options = options
         self.device = torch.device("cpu")
         self.forks: list[torch.cuda.Stream] = []
         self._random: Tensor | None = None
@@ -114,6 +116,6 @@ class TapeBackend:
         return 0
 
 
-def backend_for(device: torch.device) -> Backend:
-    """CUDA graphs on a GPU, the tape elsewhere."""
-    return CudaBackend(device) if device.type == "cuda" else TapeBackend()
+def backend_for(device: torch.device, options: Options = DEFAULT) -> Backend:
+    """CUDA graphs on a GPU, the tape elsewhere; a tape has no pool to put anything into."""
+    return CudaBackend(device, options) if device.type == "cuda" else TapeBackend(options)

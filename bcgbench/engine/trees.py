@@ -54,6 +54,11 @@ def _entries(tree: Any) -> tuple[tuple[Hashable, ...], Iterable[Any]] | None:
     return None
 
 
+def is_leaf(tree: Any) -> bool:
+    """Whether this is no container."""
+    return type(tree) in _PLAIN or _entries(tree) is None
+
+
 def _flatten(tree: Any, leaves: list[Any], limit: float) -> Spec:
     entries = None if type(tree) in _PLAIN else _entries(tree)
     if entries is None:
@@ -163,6 +168,22 @@ def clone(tree: Any) -> Any:
         return copies[id(leaf)]
 
     return map_leaves(copy, tree)
+
+
+class Cloner:
+    """`clone` for a tree that is cloned at every call: walked once."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._spec = flatten(tree)
+        first: dict[int, int] = {}
+        self._sources = [leaf for index, leaf in enumerate(leaves) if first.setdefault(id(leaf), index) == index]
+        places = {id(leaf): place for place, leaf in enumerate(self._sources)}
+        self._places = [places[id(leaf)] for leaf in leaves]
+
+    def __call__(self) -> Any:
+        """A copy of the tree as it is now."""
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._sources]
+        return copies[0] if self._spec is LEAF else rebuild(self._spec, [copies[place] for place in self._places])
 
 
 def check_like(target: Tensor, source: Tensor, *, name: str) -> None:

@@ -16,6 +16,7 @@ from bcgbench.engine import breaks, diagnose
 from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.steps import Break
 from bcgbench.errors import CaptureError, StaticInputError, UsageError
 
 
@@ -234,7 +235,7 @@ class TestRefused:
 
 
 class TestPolicies:
-    def test_attention_breaks_sdpa_and_every_backend_of_diffusers(self):
+    def test_attention_breaks_sdpa_and_every_backend_of_diffusers_that_does_not_end_there(self):
         """Patched for the capture, restored after it."""
         from diffusers.models import attention_dispatch
 
@@ -242,7 +243,8 @@ class TestPolicies:
         before, sdpa = dict(registry), F.scaled_dot_product_attention
         with BreakPolicy.parse("attention").patched():
             assert F.scaled_dot_product_attention is not sdpa
-            assert not any(registry[name] is function for name, function in before.items())
+            kept = {name.value for name, function in before.items() if registry[name] is function}
+            assert kept == {"native", "_native_cudnn", "_native_efficient", "_native_flash"}
         assert F.scaled_dot_product_attention is sdpa
         assert all(registry[name] is function for name, function in before.items())
         assert registry.keys() == before.keys()
@@ -283,6 +285,48 @@ class TestPolicies:
         assert bit_equal(engine({"q": call}), forward({"q": call}))
         assert engine.cache.graphs[0].breaks == 1
 
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_attention_breaks_at_the_kernel(self, mode):
+        """Masked: what makes an additive mask of a boolean one, three launches, stays in the segment before it."""
+
+        def forward(a):
+            return F.scaled_dot_product_attention(a["q"] * 2, a["q"], a["q"], attn_mask=a["mask"]) + 1
+
+        def call(rows: int) -> dict[str, Tensor]:
+            return {"q": torch.rand(1, 2, 4, 8), "mask": (torch.arange(4) < rows)[None]}
+
+        with mode():
+            engine = captured(forward, policy="attention", **call(3))
+            (graph,) = engine.cache.graphs
+            (step,) = [step for step in graph.steps if isinstance(step, Break)]
+            assert step.name == "aten._scaled_dot_product_flash_attention_for_cpu"
+            assert step.kwargs["attn_mask"].dtype is torch.float32
+            for rows in (2, 4, 1):
+                again = call(rows)
+                assert bit_equal(engine(again), forward(again))
+            assert engine.replays == 3
+
+    def test_attention_without_a_kernel_breaks_as_a_whole(self):
+        """Three dimensions: torch takes matrix products and a softmax."""
+
+        def forward(a):
+            return F.scaled_dot_product_attention(a["q"] * 2, a["q"], a["q"]) + 1
+
+        engine = captured(forward, policy="attention", q=torch.rand(2, 4, 8))
+        assert engine.cache.graphs[0].break_names[0].startswith("torch.nn.functional.scaled_dot_product_attention")
+        call = torch.rand(2, 4, 8)
+        assert bit_equal(engine({"q": call}), forward({"q": call}))
+
+    def test_what_a_kernel_gives_beside_its_output_cannot_be_used(self):
+        """It is for the backward; the next replay's would be elsewhere."""
+
+        def forward(a):
+            output, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(a["q"] * 2, a["q"], a["q"])
+            return output + weights.sum()
+
+        with pytest.raises(CaptureError, match="made but did not return"):
+            captured(forward, policy="attention", q=torch.rand(1, 2, 4, 8))
+
     def test_named_functions_of_every_kind(self, monkeypatch: pytest.MonkeyPatch):
         """Module functions, methods, static and class methods, inherited ones: called as before, and put back."""
 
@@ -319,7 +363,7 @@ class TestPolicies:
     @pytest.mark.parametrize("text", ["", "everything", "attention,everything", ","])
     def test_unknown_policies(self, text: str):
         """The message says what is known."""
-        with pytest.raises(UsageError, match="expected attention, auto, none, or dotted names"):
+        with pytest.raises(UsageError, match="expected attention, auto, best, none, or dotted names"):
             BreakPolicy.parse(text)
 
     def test_a_name_that_does_not_exist_leaves_no_patch(self):

@@ -1,5 +1,7 @@
 """The engine on a real GPU: what the tape cannot see (lifetime, memory pool, streams, generator, failed captures)."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,10 @@ from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import Address
 from bcgbench.engine.cache import Limits
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.engine.segments import Bridge, CudaSegment
 from bcgbench.errors import CaptureError
+from bcgbench.runners import ONE_OFF
 
 pytestmark = pytest.mark.gpu
 WIDTH = 256
@@ -419,3 +423,121 @@ def test_auto_replays_lumina2_as_diffusers_calls_it():
     from tests.engine.test_auto_models import check_lumina2
 
     check_lumina2("cuda")
+
+
+class MaskedNet(nn.Module):
+    """Attention over the rows that a boolean mask admits, as under a length policy with buckets."""
+
+    def __init__(self, depth=6):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(depth))
+
+    def forward(self, x, mask):
+        for block in self.blocks:
+            q, k, v = block(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+            x = x + out.transpose(1, 2).flatten(2)
+        return x
+
+
+def masked(length=256, rows=200, seed=0):
+    return {**inputs(length, seed), "mask": torch.arange(length, device="cuda")[None] < rows}
+
+
+@pytest.fixture
+def masked_net():
+    torch.manual_seed(0)
+    return MaskedNet().to("cuda", torch.bfloat16).eval()
+
+
+def without(module, *off, policy="attention"):
+    return GraphedForward(lambda arguments: module(**arguments), device=torch.device("cuda"), module=module,
+                          policy=BreakPolicy.parse(policy), options=DEFAULT.without(*off))  # fmt: skip
+
+
+@pytest.mark.parametrize("off", [(), *[(field.name,) for field in fields(Options)], ONE_OFF["bcg-sglang"].without])
+def test_the_engine_without_an_idea_is_exact(masked_net, off):
+    """On masked attention, for every prompt length, memory churned in between."""
+    engine = without(masked_net, *off)
+    for length in (256, 128):
+        engine.prepare(masked(length))
+    for seed, (length, rows) in enumerate([(256, 1), (128, 128), (256, 256), (128, 7), (256, 200)]):
+        churn()
+        call = masked(length, rows, seed)
+        assert torch.equal(engine(call), masked_net(**call))
+    assert (engine.replays, engine.fallbacks) == (5, 0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_break_at_attention_is_one_kernel_and_one_copy(masked_net, mode):
+    """What makes an additive mask of the boolean one is in the segments: launches are graphs, kernels and copies."""
+    from torch.profiler import ProfilerActivity, profile
+
+    launches = {}
+    with mode():
+        for off in ((), ("kernel_breaks",)):
+            engine, call = without(masked_net, *off), masked()
+            engine.prepare(call)
+            engine(call)
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as traced:
+                engine(call)
+                torch.cuda.synchronize()
+            calls = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaGraphLaunch")
+            launches[off] = sum(event.name.startswith(calls) for event in traced.events())
+    assert launches[()] < launches["kernel_breaks",], launches
+    assert launches[()] <= 4 * 7, launches
+
+
+def test_best_times_both_forms_and_leaves_one(net):
+    """The reason has both times; the form not taken leaves no memory."""
+    grown = {}
+    for policy in ("none", "best"):
+        engine = graphed(net, policy)
+        graph = engine.prepare(inputs(2048))
+        grown[policy] = engine.growth_bytes[0]
+        call = inputs(2048, seed=1)
+        assert torch.equal(engine(call)[0], net(**call)[0])
+        assert engine.replays == graph.replays == 1
+    assert "ms with" in engine.chosen
+    assert grown["best"] <= 1.1 * grown["none"], (grown, engine.chosen)
+
+
+@pytest.mark.parametrize("policy", ["none", "attention"])
+def test_equal_results_of_all_blocks_are_one_kernel(masked_net, policy):
+    """The additive mask is made once, and lives until the last block has read it."""
+    kernels = {}
+    for off in ((), ("shared_results",)):
+        engine = without(masked_net, *off, policy=policy)
+        kernels[off] = engine.prepare(masked()).kernels
+        for seed, rows in enumerate((1, 256, 77)):
+            churn()
+            call = masked(rows=rows, seed=seed)
+            assert torch.equal(engine(call), masked_net(**call))
+    assert kernels[()] <= kernels["shared_results",] - 5 * 3, kernels
+
+
+def test_nothing_is_shared_once_there_is_a_side_stream():
+    """Work on it could run before the work that made the first of two equal results."""
+    side = torch.cuda.Stream()
+
+    def forward(arguments):
+        x = arguments["x"]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                x = x @ arguments["x"]
+            first = x.sum() + F.silu(arguments["t"])
+        second = F.silu(arguments["t"]) * 2
+        torch.cuda.current_stream().wait_stream(side)
+        return first + second
+
+    engine = GraphedForward(forward, device=torch.device("cuda"), policy=BreakPolicy.parse("none"))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        call = {"x": torch.randn(1024, 1024, device="cuda") / 40, "t": torch.randn(8, device="cuda")}
+        if seed == 0:
+            engine.prepare(call)
+        churn()
+        assert torch.equal(engine(call), forward(call))
+    assert engine.replays == 5

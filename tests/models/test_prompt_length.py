@@ -41,3 +41,18 @@ def test_every_length_around_a_bucket_replays_exactly(model: str, tmp_path: Path
     assert proof.replays == proof.expected_forwards
     assert set(proof.captures) == {SHAPES[model]}
     assert record.fidelity[1].worst_call is None or record.fidelity[1].worst_call.max_abs <= 1e-6
+
+
+@pytest.mark.parametrize("policy", ["attention", "best"])
+def test_five_buckets_are_warm_after_fifteen_forwards(policy: str, tmp_path: Path):
+    """A warm call, a rehearsal and a capture for each, and nothing captured twice, on the tape."""
+    case = replace(tiny_case("tiny/qwen-image", rounds=1), runners=("eager", "bcg"), buckets=(16, 32, 48, 64, 80),
+                   break_policy=policy)  # fmt: skip
+    record = records_of(case, tmp_path)["bcg"]
+    assert (record.status, record.fidelity[0].exact) == ("OK", True)
+    assert set(record.engagement.captures) == {5}
+    assert record.engagement.prepare_forwards == 15
+    assert (record.engagement.breaks == 0) is (policy == "best")
+    assert record.settings.get("break choice") == (
+        "transformer: no break: the fewest that are legal; a tape has no speed" if policy == "best" else None
+    )
