@@ -186,7 +186,9 @@ class TestAddress:
         assert int(array["typestr"][2:]) == dtype.itemsize
         assert array["data"] == (tensor.data_ptr(), False)
 
-    def test_a_cpu_tensor_is_borrowed_as_itself(self):
-        """No pool reuses its memory."""
-        tensor = torch.ones(2)
-        assert borrow(tensor) is tensor
+    def test_a_cpu_tensor_is_borrowed_as_an_alias(self):
+        """No pool reuses its memory; what turns the original in place (`t_`) leaves the alias as it was."""
+        tensor = torch.ones(2, 3)
+        alias = borrow(tensor)
+        tensor.t_()
+        assert (alias.shape, alias.data_ptr()) == ((2, 3), tensor.data_ptr())
