@@ -186,7 +186,9 @@ class TestAddress:
         assert int(array["typestr"][2:]) == dtype.itemsize
         assert array["data"] == (tensor.data_ptr(), False)
 
-    def test_a_cpu_tensor_is_borrowed_as_itself(self):
-        """No pool reuses its memory."""
-        tensor = torch.ones(2)
-        assert borrow(tensor) is tensor
+    def test_a_cpu_tensor_is_borrowed_as_an_alias(self):
+        """No pool reuses its memory; turning the tensor in place does not turn what was borrowed, as on a GPU."""
+        tensor = torch.ones(2, 3)
+        borrowed = borrow(tensor)
+        tensor.t_()
+        assert (borrowed.data_ptr(), borrowed.shape) == (tensor.data_ptr(), (2, 3))
