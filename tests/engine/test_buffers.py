@@ -187,8 +187,8 @@ class TestAddress:
         assert array["data"] == (tensor.data_ptr(), False)
 
     def test_a_cpu_tensor_is_borrowed_as_an_alias(self):
-        """No pool reuses its memory; what turns the original in place (`t_`) leaves the alias as it was."""
+        """No pool reuses its memory; turning the tensor in place does not turn what was borrowed, as on a GPU."""
         tensor = torch.ones(2, 3)
-        alias = borrow(tensor)
+        borrowed = borrow(tensor)
         tensor.t_()
-        assert (alias.shape, alias.data_ptr()) == ((2, 3), tensor.data_ptr())
+        assert (borrowed.data_ptr(), borrowed.shape) == (tensor.data_ptr(), (2, 3))
