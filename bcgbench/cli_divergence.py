@@ -63,7 +63,7 @@ def divergence(
         suite=suite, only=only, models=model, resolutions=res, runners=names, prompts=prompt, buckets=buckets,
         values=values,
     )  # fmt: skip
-    return _compared(cli_run.cases_of(selection), (names[0], names[1]), as_json=as_json, quiet=quiet)
+    return _compared(cli_run.alone(cli_run.cases_of(selection)), (names[0], names[1]), as_json=as_json, quiet=quiet)
 
 
 def _compared(cases: Sequence[Case], arms: tuple[str, str], *, as_json: bool, quiet: bool) -> int:

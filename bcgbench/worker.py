@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,17 +24,17 @@ from bcgbench.codec import from_json, to_json
 from bcgbench.errors import StoreError
 from bcgbench.store import Run, utc_now
 from bcgbench.types import Case, Progress, Reason, Record, Sample
+from bcgbench.worker_log import describe_exit, last_telling_line
 
-TARGET = "bcgbench.bench:run_case"
+TARGET, RANKS_TARGET = "bcgbench.bench:run_case", "bcgbench.bench_ranks:run_case"
+LOST = "rank-lost"
+"""The reason of a process that another one kept waiting: that other one, or its end, says more."""
 
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from bcgbench.child import main; main()"
 """The child imports what this process would. `-m` would put the current folder first, and a `random.py` there before
 the standard library."""
 
 _POLL_S = 0.1
-_LOG_TAIL_BYTES = 1 << 16
-_LOG_LINE_LENGTH = 300
-_TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception|Fault|Interrupt)\b|^Fatal |\berror:|terminate called|Assertion")
 
 
 def run_case(
@@ -45,7 +44,7 @@ def run_case(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     kill: threading.Event | None = None,
-    target: str = TARGET,
+    target: str | None = None,
 ) -> None:
     """Run the next attempt of a case; afterwards every runner of the case has a record of this attempt.
 
@@ -64,11 +63,11 @@ def run_case(
         "run_id": run.info.run_id,
         "run_path": str(run.path.absolute()),
         "attempt": attempt,
-        "target": target,
+        "target": target or (TARGET if case.parallel == "none" else RANKS_TARGET),
     }
     watch = _Watch(case, run, attempt=attempt, log_path=log_path, on_progress=on_progress)
     try:
-        process = _Process(job, log_path=log_path)
+        process = _start(case, job, log_path=log_path)
     except OSError as error:
         watch.conclude(Reason(code="environment", text=f"cannot start a worker process: {error}"))
         return
@@ -79,16 +78,25 @@ def run_case(
             process.kill()
             watch.conclude(Reason(code="interrupted", text="stopped by the user; resume the run to measure it"))
             raise
-    watch.conclude(watch.reason(process.returncode))
+    watch.conclude(watch.reason(process.account()))
 
 
-class _Process:
+def _start(case: Case, job: dict[str, Any], *, log_path: Path) -> Process:
+    if case.parallel == "none":
+        return Process(job, log_path=log_path)
+    from bcgbench.worker_ranks import RankProcess
+
+    return RankProcess(case, job, log_path=log_path)
+
+
+class Process:
     """The child process, in a session of its own so that Ctrl-C at the terminal reaches only the parent."""
 
-    def __init__(self, job: dict[str, Any], *, log_path: Path) -> None:
+    def __init__(self, job: dict[str, Any], *, log_path: Path, command: Sequence[str] = ("-c", _BOOT)) -> None:
+        """Start Python on `command` and this process's `sys.path`; OSError where that cannot be done."""
         with log_path.open("ab") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, *map(str, sys.path)],
+                [sys.executable, "-P", *command, *map(str, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -111,10 +119,9 @@ class _Process:
             if pipe is not None:
                 pipe.close()
 
-    @property
-    def returncode(self) -> int:
-        """Exit code, negative for a signal; only after the process has ended."""
-        return self._popen.wait()
+    def account(self) -> str:
+        """How the process ended, as a phrase; only after it has."""
+        return describe_exit(self._popen.wait())
 
     def read(self) -> list[bytes] | None:
         """Complete lines that came within a moment; None when the process has ended and all was read.
@@ -171,7 +178,7 @@ class _Watch:
         self._ended_because: Reason | None = None
         self._stopped = False
 
-    def follow(self, process: _Process, *, stop: threading.Event, kill: threading.Event) -> None:
+    def follow(self, process: Process, *, stop: threading.Event, kill: threading.Event) -> None:
         """Take in events until the process has ended, by itself or because it had to."""
         deadline_s = time.monotonic() + self._case.timeout_s
         while (lines := process.read()) is not None:
@@ -186,13 +193,16 @@ class _Watch:
             elif time.monotonic() > deadline_s and self._ended_because is None:
                 self._end(process, code="timeout", text=self._timeout_text())
 
-    def reason(self, returncode: int) -> Reason:
-        """Why there are runners without a record."""
-        if self._ended_because is not None:
-            return self._ended_because
+    def reason(self, account: str) -> Reason:
+        """Why there are runners without a record; `account` is how the process ended."""
+        known = self._ended_because
+        if known is not None:
+            if known.code != LOST:
+                return known
+            return Reason(code="crashed", text=f"{account} {self._where()}; the others: {known.text}")
         if self._stopped:
             return Reason(code="interrupted", text="stopped by the user; resume the run to measure it")
-        return Reason(code="crashed", text=self._with_log(f"{describe_exit(returncode)} {self._where()}"))
+        return Reason(code="crashed", text=self._with_log(f"{account} {self._where()}"))
 
     def conclude(self, reason: Reason) -> None:
         """Give every runner that has no record a FAILED one with its samples."""
@@ -200,7 +210,7 @@ class _Watch:
             if runner not in self._recorded:
                 self._record(self._failed(runner, reason))
 
-    def _take(self, line: bytes, *, process: _Process) -> None:
+    def _take(self, line: bytes, *, process: Process) -> None:
         try:
             value = _value(line)
         except (ValueError, KeyError, TypeError, StoreError) as error:
@@ -211,13 +221,21 @@ class _Watch:
         elif isinstance(value, Record):
             self._record(value)
         elif isinstance(value, Reason):
-            self._ended_because = Reason(code=value.code, text=self._with_log(value.text, quoted=False))
+            self._fail(Reason(code=value.code, text=self._with_log(value.text, quoted=False)))
         else:
             self._progress = value
             if self._on_progress is not None:
                 self._on_progress(value)
 
-    def _end(self, process: _Process, *, code: str, text: str) -> None:
+    def _fail(self, reason: Reason) -> None:
+        """The first reason counts, and of several processes the one that the others waited for."""
+        known = self._ended_because
+        if known is None or known.code == LOST:
+            self._ended_because = reason
+        elif known.code == reason.code:
+            self._ended_because = Reason(code=known.code, text=f"{known.text}; {reason.text}")
+
+    def _end(self, process: Process, *, code: str, text: str) -> None:
         self._ended_because = self._ended_because or Reason(code=code, text=self._with_log(text))
         process.dump_stacks()
         process.kill()
@@ -262,27 +280,3 @@ def _value(line: bytes) -> Sample | Record | Progress | Reason:
     kinds: dict[str, type[Any]] = {"sample": Sample, "record": Record, "progress": Progress, "failure": Reason}
     value: Sample | Record | Progress | Reason = from_json(kinds[event["kind"]], event["data"])
     return value
-
-
-def describe_exit(returncode: int) -> str:
-    """An exit code or signal as a phrase."""
-    if returncode == 0:
-        return "the worker process ended without a record"
-    if returncode > 0:
-        return f"the worker process ended with exit code {returncode}"
-    name = signal.Signals(-returncode).name
-    hint = " (if nobody sent it, the kernel was out of memory: see dmesg)" if name == "SIGKILL" else ""
-    return f"the worker process was ended by {name}{hint}"
-
-
-def last_telling_line(log_path: Path) -> str:
-    """The last line of a log that names an error, else the last that is not blank; "" for an empty or absent log."""
-    try:
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
-            text = log.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or [""])[-1][:_LOG_LINE_LENGTH]

@@ -22,6 +22,9 @@ from bcgbench.engine.segments import Backend, Bridge, Segment
 from bcgbench.engine.steps import Break, Guard, Step
 from bcgbench.errors import CaptureError
 
+_COLLECTIVES = ("c10d::", "_c10d_functional", "c10d_functional")
+"""How operations of torch.distributed begin."""
+
 
 class _Observer(TorchDispatchMode):
     """Sees every operation of the forward, also those issued below Python."""
@@ -201,6 +204,7 @@ class Capture:
             value = self._guard(func, args, kwargs)
             return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
         self._refuse_dynamic(func, args)
+        self._refuse_collective(name)
         self._refuse_unreturned((args, kwargs))
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):
@@ -219,4 +223,12 @@ class Capture:
             raise CaptureError(
                 f"{what} in {diagnose.call_site(self.module)}: the shape of its result depends on data, which a graph "
                 "cannot hold. Use torch.where or index with integers, or run it eagerly: --break auto."
+            )
+
+    def _refuse_collective(self, name: str) -> None:
+        if name.startswith(_COLLECTIVES):
+            raise CaptureError(
+                f"{name} in {diagnose.call_site(self.module)}: a collective may not be captured. A replay repeats the "
+                "host's counters of its capture, and hangs where ranks disagree. Break at the function that calls it "
+                "(--break attention,dotted.name)."
             )
