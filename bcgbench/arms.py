@@ -73,6 +73,7 @@ class Hook:
         self.weights = mark(module)
         self.original = original
         self.bind = Binder(original)
+        self.share = session.share
         self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module,
                                        options=DEFAULT.without(*runner.without))  # fmt: skip
         self._adapter = adapter
@@ -102,7 +103,7 @@ class Hook:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The denoiser's forward as the pipeline calls it."""
-        return self.call(self.bind(args, kwargs))
+        return self.share(self.call, self.bind(args, kwargs))
 
     def explain(self, difference: tuple[str, ...]) -> tuple[str, ...]:
         """A miss's lines in the words of the model's users."""
@@ -111,6 +112,7 @@ class Hook:
     def idle(self, output: Any) -> Hook:
         """This hook around a forward that does nothing: what is left is the hook's own cost."""
         other = copy.copy(self)
+        other.share = lambda call, arguments: call(arguments)
         other.graphed = GraphedForward(lambda _: output, device=self._device, policy=None, module=self.module)
         return other
 
@@ -137,7 +139,7 @@ class Arm:
     def __init__(self, runner: Runner, session: Session) -> None:
         self.runner = runner
         self.hooks = {name: Hook(module, session=session, runner=runner) for name, module in session.denoisers.items()}
-        self._asked: set[Key] = set()
+        self.asked: set[Key] = set()
         """What the traced requests ask for, in contrast to lengths that were captured in advance."""
         self._engaged: set[Key] = set()
         """What some request replayed; a replay of the check, outside a request, is no proof."""
@@ -188,7 +190,7 @@ class Arm:
             with contextlib.suppress(OutsidePolicy):
                 for arguments in hook.variants(traced.arguments):
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
-                self._asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
+                self.asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
         return list(found.values())
 
     @property
@@ -251,8 +253,8 @@ class Arm:
             fallbacks=counts.fallbacks,
             misses=tuple(misses),
             evictions=sum(hook.graphed.cache.evictions for hook in self.hooks.values()),
-            uncalled=tuple(sorted(str(signature) for _, signature in idle - self._asked)),
-            unengaged=tuple(sorted(str(signature) for _, signature in idle & self._asked)),
+            uncalled=tuple(sorted(str(signature) for _, signature in idle - self.asked)),
+            unengaged=tuple(sorted(str(signature) for _, signature in idle & self.asked)),
             graph_nodes=largest.nodes if largest else None,
             prepare_forwards=sum(hook.graphed.prepare_forwards for hook in self.hooks.values()),
         )
@@ -289,7 +291,9 @@ class Tracer:
             yield
 
     def _call(self, name: str, hook: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        arguments = hook.bind(args, kwargs)
+        return hook.share(functools.partial(self._kept_call, name, hook), hook.bind(args, kwargs))
+
+    def _kept_call(self, name: str, hook: Hook, arguments: Arguments) -> Any:
         kept = trees.map_leaves(self._keep, arguments)
         output = hook.call(arguments)
         self.calls.append(Traced(name, kept, trees.clone(output)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from bcgbench.errors import UsageError
+from bcgbench.parallel import parse_parallel
 from bcgbench.types import Case, ModelFacts, Weights
 
 SHORT_PROMPT = "A small red cube on a white table"
@@ -56,6 +57,7 @@ def make_case(
     timeout_s: float = 1800.0,
     prior: str | None = None,
     rewrite_prompts: bool = False,
+    parallel: str | None = None,
     runner_names: Collection[str] | None = None,
 ) -> Case:
     """One checked case, what is left out taken from the model. UsageError naming what is possible instead.
@@ -70,9 +72,7 @@ def make_case(
     on = device or ("cpu" if known.tiny else "cuda")
     return Case(
         model=model,
-        width_px=size.width_px,
-        height_px=size.height_px,
-        frames=size.frames,
+        width_px=size.width_px, height_px=size.height_px, frames=size.frames,
         steps=steps or known.steps,
         # As float, because a key is made from the JSON of the fields, where 4 and 4.0 differ.
         guidance=None if guidance is None else float(guidance),
@@ -88,6 +88,7 @@ def make_case(
         runners=_checked_runners(runners, names=runner_names),
         rounds=rounds,
         profile=profile, timeout_s=float(timeout_s), prior=prior, rewrite_prompts=rewrite_prompts,
+        parallel=str(parse_parallel(parallel, device=on)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ CODES: dict[type[BaseException], str] = {
     errors.NothingMeasured: "nothing-measured",
     errors.NotComparable: "not-comparable",
     errors.EnvironmentFault: "environment",
+    errors.RankLost: "rank-lost",
     errors.SignatureError: "signature",
     errors.StaticInputError: "static-input",
     errors.CaptureError: "capture-failed",
@@ -100,29 +101,39 @@ def _end_all() -> NoReturn:
 def main() -> None:
     """Run the case that stdin names; never returns."""
     channel = Channel()
+    serve(channel, request=channel.receive(), work=_run)
+
+
+def serve(channel: Channel, *, request: bytes, work: Callable[..., None]) -> NoReturn:
+    """Do the work that a request describes, within a process that outlives neither its parent nor its work."""
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks for the stacks of a hung case
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    request = channel.receive()
     answering = partial(channel.answer_parent, threading.get_ident())
     threading.Thread(target=answering, name="answer-parent", daemon=True).start()
     try:
-        _run(json.loads(request), channel=channel, stop=stop)
+        work(json.loads(request), channel=channel, stop=stop)
+        code = 0
     except Exception as error:
         log.exception("the case failed")
         channel.send("failure", to_json(reason_of(error)))
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is said; tearing CUDA down could only turn a finished case into a crash
+    os._exit(code)  # all is said; tearing CUDA down could only turn a finished case into a crash
 
 
 def _run(job: dict[str, Any], *, channel: Channel, stop: threading.Event) -> None:
     case = from_json(Case, job["case"])
     target = pkgutil.resolve_name(job["target"])
-    options = {name: Path(value) if name.endswith("_path") else value for name, value in job["options"].items()}
-    target(case, emit=channel.emit, should_stop=stop.is_set, **options)
+    target(case, emit=channel.emit, should_stop=stop.is_set, **options(job))
+
+
+def options(job: dict[str, Any]) -> dict[str, Any]:
+    """A job's further arguments; what is named a path is one."""
+    return {name: Path(value) if name.endswith("_path") else value for name, value in job["options"].items()}
 
 
 def reason_of(error: BaseException) -> Reason:

@@ -96,9 +96,11 @@ def run(
     no_profile: opt.NoProfile = False,
     prior: opt.Prior = None,
     rewrite_prompts: opt.RewritePrompts = False,
+    parallel: opt.Parallel = None,
     timeout: opt.Timeout = None,
     results: opt.Results = DEFAULT_RESULTS,
     resume: opt.Resume = None,
+    executor: opt.Executor = "local",
     strict: opt.Strict = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -113,6 +115,7 @@ def run(
             "steps": steps, "guidance": guidance, "weights": weights, "source": source, "device": device,
             "dtype": dtype, "break": break_policy, "seed": seed, "rounds": rounds, "timeout_s": timeout,
             "profile": False if no_profile else None, "prior": prior, "rewrite_prompts": rewrite_prompts or None,
+            "parallel": parallel,
         },
     )  # fmt: skip
     if resume is not None:
@@ -121,7 +124,7 @@ def run(
         command = shlex.join(["bcgbench", *sys.argv[1:]])
         cases = cli_run.cases_of(selection)
         opened = cli_run.start(cases, results=results, command=command, suite=suite)
-    return _measured(opened, strict=strict, as_json=as_json, quiet=quiet)
+    return _measured(opened, strict=strict, as_json=as_json, quiet=quiet, executor=executor)
 
 
 def _resumed(selection: Selection, *, results: Path, reference: str) -> Run:
@@ -134,14 +137,14 @@ def _resumed(selection: Selection, *, results: Path, reference: str) -> Run:
     return store.open_run(store.find_run(results, reference), write=True)
 
 
-def _measured(opened: Run, *, strict: bool, as_json: bool, quiet: bool) -> int:
+def _measured(opened: Run, *, strict: bool, as_json: bool, quiet: bool, executor: str) -> int:
     from bcgbench import cli_progress, cli_run
     from bcgbench.reports import base
 
     say(f"run folder: {opened.path}")
     shown = cli_progress.display(sys.stderr, quiet=quiet, cases=opened.info.cases)
     try:
-        outcome = cli_run.execute(opened, display=shown, strict=strict, on_stop=say)
+        outcome = cli_run.execute(opened, display=shown, strict=strict, on_stop=say, executor=executor)
     finally:
         opened.close()
     _print(outcome.report, "json" if as_json else "table")

@@ -70,7 +70,7 @@ def divergence(
         suite=suite, only=only, models=model, resolutions=res, runners=names, prompts=prompt, buckets=buckets,
         values=values,
     )  # fmt: skip
-    cases = cli_run.cases_of(selection)
+    cases = cli_run.alone(cli_run.cases_of(selection))
     with contextlib.nullcontext() if fault is None else injected(fault):
         return _compared(cases, (names[0], names[1]), as_json=as_json, quiet=quiet)
 

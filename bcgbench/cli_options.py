@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -100,6 +100,14 @@ Prior = Annotated[
         "--prior", metavar="FILE", help="Replay the noise, sampled tokens and rewritten prompts that a run saved."
     ),
 ]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="KIND:N",
+        help="Share each request among N processes, one GPU each: cfg:2 by guidance branch, context:N by sequence.",
+    ),
+]
 RewritePrompts = Annotated[
     bool, typer.Option("--rewrite-prompts", help="Let the model rewrite its prompts first, once for all arms.")
 ]
@@ -110,6 +118,10 @@ Timeout = Annotated[
 Results = Annotated[Path, typer.Option("--results", metavar="DIR", help="Folder of run folders.")]
 Resume = Annotated[
     str | None, typer.Option("--resume", metavar="[RUN]", help="Finish a run; the latest if RUN is left out.")
+]
+Executor = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--executor", help="Where cases run: one after the other here, or as tasks of a Ray cluster."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 5 where a verdict is inconclusive.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

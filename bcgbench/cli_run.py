@@ -78,6 +78,17 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
     return cases
 
 
+def alone(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The cases, for a command that looks at one process. UsageError where one is to be shared by several."""
+    shared = next((case for case in cases if case.parallel != "none"), None)
+    if shared is not None:
+        message = (
+            f"{shared.model}, {shared.parallel}: only `run` starts several processes; name the model without a suite"
+        )
+        raise UsageError(message)
+    return cases
+
+
 def _suite_of(selection: Selection) -> Suite:
     from bcgbench import suite
 
@@ -117,7 +128,9 @@ def start(cases: Sequence[Case], *, results: Path, command: str, suite: str | No
     return store.create_run(results, info)
 
 
-def execute(run: Run, *, display: Display, strict: bool, on_stop: Callable[[str], None]) -> Outcome:
+def execute(
+    run: Run, *, display: Display, strict: bool, on_stop: Callable[[str], None], executor: str = "local"
+) -> Outcome:
     """Measure what the run still lacks, then write its report, whatever happened in between.
 
     The first interrupt lets the current image finish, the second ends the worker at once; both leave a partial report.
@@ -125,7 +138,7 @@ def execute(run: Run, *, display: Display, strict: bool, on_stop: Callable[[str]
     stop = threading.Event()
     try:
         with display, interruptible(stop, on_stop=on_stop):
-            measure(run, display=display, stop=stop)
+            measure(run, display=display, stop=stop, executor=executor)
     except KeyboardInterrupt:
         stop.set()
     finally:
@@ -134,10 +147,14 @@ def execute(run: Run, *, display: Display, strict: bool, on_stop: Callable[[str]
     return Outcome(report=report, interrupted=stop.is_set())
 
 
-def measure(run: Run, *, display: Display, stop: threading.Event) -> None:
-    """Every case that has no complete result, one process each."""
-    from bcgbench import worker
+def measure(run: Run, *, display: Display, stop: threading.Event, executor: str = "local") -> None:
+    """Every case that has no complete result, one process each: here in turn, or on a Ray cluster at once."""
+    from bcgbench import worker, worker_ray
 
+    if executor == "ray":
+        cases = [case for case in run.info.cases if not run.is_complete(case)]
+        worker_ray.measure(run, cases, on_progress=display, stop=stop)
+        return
     for case in run.info.cases:
         if stop.is_set():
             return

@@ -73,7 +73,7 @@ def validate(
         },
     )  # fmt: skip
     golden = golden_run(golden, results=results)
-    cases = cli_run.cases_of(selection)
+    cases = cli_run.alone(cli_run.cases_of(selection))
     for case in cases:
         refuse_uncaptured(case)
     found = findings(cases, names=names, golden=golden)

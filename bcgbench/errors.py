@@ -79,3 +79,11 @@ class ReplayError(EngineError):
 
 class ProcessPoisoned(EngineError):
     """CUDA is not usable in this process any more; only a new process helps."""
+
+
+class RankLost(Exception):
+    """Another process of a parallel case did not take part in what all do together; it ends the case, not an arm."""
+
+
+class RankFailed(Exception):
+    """This process of a parallel case failed where the others wait for it; it ends the case. Raised from its cause."""

@@ -39,5 +39,14 @@ def _sample_2(sample: Line) -> Line:
     return {**sample, "loop_steps": [len(sample["step_s"])]}
 
 
-MIGRATIONS: Mapping[int, Callable[[str, Line], Line]] = {1: _to_2}
+def _to_3(kind: str, data: Line) -> Line:
+    """Schema 3 has cases of several processes; before it there was one."""
+    if kind == "run":
+        return {**data, "cases": [{**case, "parallel": "none"} for case in data["cases"]]}
+    if kind != "record":
+        return data
+    return {**data, "case": {**data["case"], "parallel": "none"}, "ranks": []}
+
+
+MIGRATIONS: Mapping[int, Callable[[str, Line], Line]] = {1: _to_2, 2: _to_3}
 """Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,10 +32,11 @@ _TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception|Fault|Interrupt)\b|^Fatal |
 class Process:
     """The child process, in a session of its own so that Ctrl-C at the terminal reaches only the parent."""
 
-    def __init__(self, job: dict[str, Any], *, log_path: Path) -> None:
+    def __init__(self, job: dict[str, Any] | None, *, log_path: Path, command: Sequence[str] = ("-c", _BOOT)) -> None:
+        """Start Python on `command` and this process's `sys.path`, and send it the job; OSError where that fails."""
         with log_path.open("ab") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, *map(str, sys.path)],
+                [sys.executable, "-P", *command, *map(str, sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -45,7 +47,8 @@ class Process:
         assert self._popen.stdout is not None
         self._in, self._out = self._popen.stdin, self._popen.stdout.fileno()
         self._rest = b""
-        self._send(json.dumps(job).encode() + b"\n")
+        if job is not None:
+            self._send(json.dumps(job).encode() + b"\n")
 
     def __enter__(self) -> Self:
         return self
@@ -57,10 +60,9 @@ class Process:
             if pipe is not None:
                 pipe.close()
 
-    @property
-    def returncode(self) -> int:
-        """Exit code, negative for a signal; only after the process has ended."""
-        return self._popen.wait()
+    def account(self) -> str:
+        """How the process ended, as a phrase; only after it has."""
+        return describe_exit(self._popen.wait())
 
     def read(self) -> list[bytes] | None:
         """Complete lines that came within a moment; None when the process has ended and all was read.

@@ -36,6 +36,8 @@ LAUNCHES = {
 GPU_KINDS = {"kernel": "kernel", "concurrent_kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 """Kineto's activity type -> kind; synchronisation and annotations are neither."""
 KINDS = ("kernel", "graph", "memcpy", "memset")
+WAITING = "nccl"
+"""How kernels begin that spin until another GPU has sent its part: they occupy a GPU, and do no work of the model."""
 
 log = logging.getLogger(__name__)
 
@@ -113,15 +115,16 @@ def summarise(events: Iterable[TraceEvent], *, steps: int, graph_kernels_per_ste
     inside = [e for e in events if any(start <= e.start_ns < end for start, end in windows)]
     calls = [_launch(e.name) for e in inside if not e.on_gpu]
     launched = {kind: calls.count(kind) for kind in KINDS}
-    kernels = [(e.start_ns, e.start_ns + e.duration_ns) for e in inside if _gpu_kind(e) == "kernel"]
+    traced = [e for e in inside if _gpu_kind(e) == "kernel"]
+    kernels = [(e.start_ns, e.start_ns + e.duration_ns) for e in traced if not e.name.startswith(WAITING)]
     in_graphs = None if graph_kernels_per_step is None else graph_kernels_per_step * steps
-    note = incomplete(launched, traced=len(kernels), graph_kernels=in_graphs)
+    note = incomplete(launched, traced=len(traced), graph_kernels=in_graphs)
     busy_ns = sum(union_ns(kernels, window=window) for window in windows)
     if note:
         log.info("busy time not measurable: %s", note)
     return Profile(
         launches={kind: count / steps for kind, count in launched.items()},
-        kernels=len(kernels) / steps,
+        kernels=len(traced) / steps,
         busy_s=None if note else busy_ns / 1e9 / steps,
         note=note,
     )

@@ -121,7 +121,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         model="Lightricks/LTX-2", width_px=768, height_px=512, frames=121, gpu="H200", gpus=2,
         source="https://github.com/sgl-project/sglang/pull/33885", busy=(0.279, 0.962),
-        note="each GPU there runs one half of the guidance, so half the work per launch, in two stages; one stage here",
+        note="each GPU there runs one half of the guidance, so half the work per launch, in two stages; one stage "
+        "here, and only `--parallel cfg:2` halves the guidance",
     ),
 )  # fmt: skip
 """In the order of their sources."""

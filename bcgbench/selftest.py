@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bcgbench import bench, measure
+from bcgbench import __version__, bench, measure, worker
 from bcgbench.child import reason_of
 from bcgbench.clock import HostClock
 from bcgbench.engagement import INFORMATIONAL
@@ -27,8 +27,8 @@ from bcgbench.faults.fault import Fault
 from bcgbench.faults.places import ARM, replaced
 from bcgbench.models import MODELS
 from bcgbench.outputs import answer
-from bcgbench.store import utc_now
-from bcgbench.types import Case, Gpu, Profile, Reason, Record
+from bcgbench.store import create_run, utc_now
+from bcgbench.types import SCHEMA_VERSION, Case, Gpu, Profile, Reason, Record, RunInfo
 from bcgbench.verdict import compare, judge, record_exit_code, worst
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def run_fault(name: str, fault: Fault, *, device: str, folder: Path) -> Outcome:
             after = run_records(case, folder=folder, run_id="after")
         verdict = compare(before["eager"], after["eager"], rerun=answer(after.values(), "rerun"))
         found, code = list(verdict.reasons), verdict.exit_code
+    elif fault.shown == "ranks":
+        found, code = _findings(_run_ranks(fault, folder=folder / name))
     else:
         with injected(name):
             found, code = _findings(run_records(case, folder=folder))
@@ -160,6 +162,16 @@ def run_records(case: Case, *, folder: Path, run_id: str = "selftest") -> Record
             records[arm] = Record(run_id=run_id, case=case, runner=arm, attempt=1, status="FAILED",
                                   reasons=(reason_of(error),), created_utc=utc_now())  # fmt: skip
     return records
+
+
+def _run_ranks(fault: Fault, *, folder: Path) -> Records:
+    """The records of a case of two processes with a fault, through the worker as any run's."""
+    case = case_of(fault.model, parallel="cfg:2", **fault.case)
+    info = RunInfo(run_id="selftest", created_utc=utc_now(), schema_version=SCHEMA_VERSION, tool_version=__version__,
+                   command="selftest", suite=None, cases=(case,))  # fmt: skip
+    with create_run(folder, info) as run:
+        worker.run_case(case, run, target=f"bcgbench.faults.{fault.inject}.run_case")
+        return {record.runner: record for record in run.records()}
 
 
 def _findings(records: Records) -> tuple[list[Reason], int]:

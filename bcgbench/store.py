@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 
-RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "process-poisoned"})
+RETRIED = frozenset({"interrupted", "crashed", "timeout", "out-of-memory", "environment", "process-poisoned",
+                     "node-lost", "rank-hung"})  # fmt: skip
 """Reasons of a FAILED record that a further attempt may not meet again; any other failure is final."""
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from bcgbench.cases import DEFAULT_PROMPTS, LONG_PROMPT, SHORT_PROMPT, Resolution, make_case, parse_resolution
 from bcgbench.errors import UsageError
+from bcgbench.parallel import EXPECTED, is_parallel
 from bcgbench.types import Case, ModelFacts
 
 __all__ = [
@@ -32,7 +33,7 @@ _PLACES = (Path(__file__).parent / "suites", Path(__file__).parents[1] / "suites
 SUITES_DIR = next((path for path in _PLACES if path.is_dir()), _PLACES[0])
 """Where the built-in suites are: inside the package when installed, beside it in a checkout."""
 
-AXES = ("model", "resolution", "steps", "seed")
+AXES = ("model", "resolution", "steps", "seed", "parallel")
 """Keys that take one value or a list; lists are multiplied with each other."""
 
 
@@ -93,6 +94,7 @@ KEYS: dict[str, Key] = {
     "profile": Key(expected="true or false", fits=lambda v: isinstance(v, bool)),
     "timeout_s": Key(expected="seconds above 0", fits=_is_positive),
     "prior": Key(expected="the path of a saved prior", fits=_is_text),
+    "parallel": Key(expected=EXPECTED, fits=is_parallel),
     "rewrite_prompts": Key(expected="true or false", fits=lambda v: isinstance(v, bool)),
 }
 """Keys of a [[case]] table, of [suite.defaults] and of the overrides of `expand`."""
@@ -158,12 +160,13 @@ def expand(
 
 
 def only(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
-    """The cases whose `MODEL @ WxH` contains one of the texts, letter case aside; all of them for no text.
+    """The cases whose `MODEL @ WxH[, KIND:N]` contains one of the texts, letter case aside; all of them for no text.
 
     A text that is a whole model id means that model alone, since some ids begin like others. UsageError for a text that
     fits no case.
     """
-    names = {case.key: f"{case.model} @ {case.resolution}" for case in cases}
+    names = {case.key: f"{case.model} @ {case.resolution}, {case.parallel}" for case in cases}
+    names = {key: name.removesuffix(", none") for key, name in names.items()}
     ids = {case.model for case in cases}
 
     def fits(case: Case, text: str) -> bool:

@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal["OK", "INVALID", "FAILED", "SKIPPED"]
 Weights = Literal["pretrained", "random"]
-Question = Literal["rerun", "padding", "graph"]
+Question = Literal["rerun", "padding", "graph", "ranks"]
 Phase = Literal["first", "warm", "req1", "req2", "req1-again", "measure"]
 Speed = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID", "NOT-TIMED"]
 
@@ -59,6 +59,8 @@ class Case:
     """File of a saved prior to replay; None draws one from `seed`. With a file the seed is the file's."""
     rewrite_prompts: bool = False
     """Whether the model's own rewriting of prompts runs, once per prompt, before any arm."""
+    parallel: str = "none"
+    """How one request is shared among processes: "none", "cfg:2" or "context:N"; see `parallel.py`."""
 
     @property
     def resolution(self) -> str:
@@ -71,6 +73,7 @@ class Case:
         skipped = {"runners", "rounds", "profile", "timeout_s"}
         # Added after schema 1: keys of stored cases, which name their samples, must stay.
         skipped |= {name for name in ("prior", "rewrite_prompts") if not getattr(self, name)}
+        skipped |= {"parallel"} if self.parallel == "none" else set()
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.model).strip("-").lower()
@@ -260,7 +263,7 @@ class Fidelity:
     """One question about an arm's outputs, answered against a reference arm.
 
     "rerun": eager against eager; "padding": eager on padded inputs against eager; "graph": this arm against eager on
-    the same padded inputs, which must be exact.
+    the same padded inputs, which must be exact; "ranks": several processes against one that runs every call whole.
     """
 
     question: Question
@@ -285,6 +288,25 @@ class Fidelity:
     def exact(self) -> bool:
         """Whether every call, latent, image and waveform is bit-exact."""
         return self.calls == self.calls_exact and bool(self.finals) and all(d.exact for d in self.finals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """One process of a parallel case, as the arm ran on it. `gpu` is None on a CPU."""
+
+    rank: int
+    gpu: str | None
+    denoise_s: tuple[float, ...]
+    """Per measured image, by CUDA events on a GPU and by the host's clock on a CPU."""
+    divided: int
+    """Transformer calls of all arms of which this rank ran its share ..."""
+    whole: int
+    """... and those that it ran whole, because there was nothing to share."""
+    gpu_busy: float | None
+    """Kernel time over the unprofiled step, without kernels that wait for another rank."""
+    engagement: Engagement | None
+    memory: Memory | None
+    profile: Profile | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +346,8 @@ class Record:
     """Floating-point operations of one denoise of prompt 0; None where no speed is measured."""
     artifacts: dict[str, str] = dataclasses.field(default_factory=dict)
     """Name to path relative to the run folder: images, videos, audio and latents. Equal outputs share a file."""
+    ranks: tuple[RankResult, ...] = ()
+    """Every process of a parallel case; the fields above are those of rank 0."""
 
     @property
     def measured(self) -> tuple[Sample, ...]:

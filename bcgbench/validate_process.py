@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bcgbench.child import CODES
 from bcgbench.codec import from_json, to_json
 from bcgbench.errors import BcgbenchError, EnvironmentFault
-from bcgbench.process import Process, describe_exit, last_telling_line
+from bcgbench.process import Process, last_telling_line
 from bcgbench.types import Case, Progress, Reason
 from bcgbench.validate import CHECKS, Finding, skipped
 
@@ -117,7 +117,7 @@ class _Child:
             if self._failure is not None:
                 yield self._lost(self._failure.text)
             else:
-                yield self._died(describe_exit(process.returncode), last_telling_line(log_path))
+                yield self._died(process.account(), last_telling_line(log_path))
 
     @property
     def _limit_s(self) -> float:

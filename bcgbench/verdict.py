@@ -59,9 +59,11 @@ class Thresholds:
     max_padding_float32: float = 1e-4
     """What padding may change of a transformer output in float32, relative to its largest magnitude. On tiny models
     right padding stays below 1e-6, a forgotten mask is above 1e-3; PSNR cannot tell them apart (54 dB when wrong)."""
+    max_ranks_float32: float = 1e-3
+    """What several processes may change of final latents in float32, against one; tiny models stay below 1e-5."""
     max_padding_half: float = 0.02
     """The same in bfloat16 and float16, for `divergence` alone: rounding is some 2^-8 there, a pad row that is attended
-    to changed an attention of tiny models by a fifth and more. Not yet tried at full size."""
+    to changed an attention by a fifth and more."""
     min_padding_psnr_db: float | None = None
     """Limit on what padding may change; None reports it only."""
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from bcgbench.codec import from_json, to_json
 from bcgbench.errors import StoreError
-from bcgbench.process import Process, describe_exit, last_telling_line
+from bcgbench.process import Process, last_telling_line
 from bcgbench.store import Run, utc_now
 from bcgbench.types import Case, Progress, Reason, Record, Sample
 
-TARGET = "bcgbench.bench:run_case"
+TARGET, RANKS_TARGET = "bcgbench.bench:run_case", "bcgbench.bench_ranks:run_case"
+LOST = "rank-lost"
+"""The reason of a process that another one kept waiting: that other one, or its end, says more."""
 _ASK_S = 2.0
 """A process that computes answers at once, one that holds the interpreter's lock never."""
 
@@ -32,7 +34,7 @@ def run_case(
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     kill: threading.Event | None = None,
-    target: str = TARGET,
+    target: str | None = None,
 ) -> None:
     """Run the next attempt of a case; afterwards every runner of the case has a record of this attempt.
 
@@ -48,12 +50,12 @@ def run_case(
     log_path = run.logs / f"{case.key}.{attempt}.log"
     job = {
         "case": to_json(case),
-        "target": target,
+        "target": target or (TARGET if case.parallel == "none" else RANKS_TARGET),
         "options": {"run_id": run.info.run_id, "run_path": str(run.path.absolute()), "attempt": attempt},
     }
     watch = _Watch(case, run, attempt=attempt, log_path=log_path, on_progress=on_progress)
     try:
-        process = Process(job, log_path=log_path)
+        process = _start(case, job, log_path=log_path)
     except OSError as error:
         watch.conclude(Reason(code="environment", text=f"cannot start a worker process: {error}"))
         return
@@ -64,7 +66,15 @@ def run_case(
             process.kill()
             watch.conclude(Reason(code="interrupted", text="stopped by the user; resume the run to measure it"))
             raise
-    watch.conclude(watch.reason(process.returncode))
+    watch.conclude(watch.reason(process.account()))
+
+
+def _start(case: Case, job: dict[str, Any], *, log_path: Path) -> Process:
+    if case.parallel == "none":
+        return Process(job, log_path=log_path)
+    from bcgbench.worker_ranks import RankProcess
+
+    return RankProcess(case, job, log_path=log_path)
 
 
 class _Watch:
@@ -108,13 +118,16 @@ class _Watch:
             for line in lines:
                 self._take(line, process=process)
 
-    def reason(self, returncode: int) -> Reason:
-        """Why there are runners without a record."""
-        if self._ended_because is not None:
-            return self._ended_because
+    def reason(self, account: str) -> Reason:
+        """Why there are runners without a record; `account` is how the process ended."""
+        known = self._ended_because
+        if known is not None:
+            if known.code != LOST:
+                return known
+            return Reason(code="crashed", text=f"{account} {self._where()}; the others: {known.text}")
         if self._stopped:
             return Reason(code="interrupted", text="stopped by the user; resume the run to measure it")
-        return Reason(code="crashed", text=self._with_log(f"{describe_exit(returncode)} {self._where()}"))
+        return Reason(code="crashed", text=self._with_log(f"{account} {self._where()}"))
 
     def conclude(self, reason: Reason) -> None:
         """Give every runner that has no record a FAILED one with its samples."""
@@ -135,11 +148,19 @@ class _Watch:
         elif isinstance(value, str):
             self._place = value
         elif isinstance(value, Reason):
-            self._ended_because = Reason(code=value.code, text=self._with_log(value.text, quoted=False))
+            self._fail(Reason(code=value.code, text=self._with_log(value.text, quoted=False)))
         else:
             self._progress = value
             if self._on_progress is not None:
                 self._on_progress(value)
+
+    def _fail(self, reason: Reason) -> None:
+        """The first reason counts, and of several processes the one that the others waited for."""
+        known = self._ended_because
+        if known is None or known.code == LOST:
+            self._ended_because = reason
+        elif known.code == reason.code:
+            self._ended_because = Reason(code=known.code, text=f"{known.text}; {reason.text}")
 
     def _end(self, process: Process, *, code: str, text: str) -> None:
         self._ended_because = self._ended_because or Reason(code=code, text=self._with_log(text))

@@ -42,8 +42,13 @@ def reason(**changes: Any) -> t.Reason:
 def gpu(**changes: Any) -> t.Gpu:
     """An idle H200."""
     base = t.Gpu(
-        name="NVIDIA H200", uuid_sha256="ab" * 32, memory_bytes=141 * GIB, driver="570.86.15",
-        sm_clock_max_hz=1_980_000_000, power_limit_w=700.0, other_processes=0,
+        name="NVIDIA H200",
+        uuid_sha256="ab" * 32,
+        memory_bytes=141 * GIB,
+        driver="570.86.15",
+        sm_clock_max_hz=1_980_000_000,
+        power_limit_w=700.0,
+        other_processes=0,
     )
     return replace(base, **changes)
 
@@ -71,7 +76,11 @@ def environment(**changes: Any) -> t.Environment:
 def gpu_state(**changes: Any) -> t.GpuState:
     """A GPU at full clocks, not throttled."""
     base = t.GpuState(
-        sm_clock_hz=1_980_000_000, memory_clock_hz=3_201_000_000, power_w=520.0, temperature_c=54.0, throttle_bits=0,
+        sm_clock_hz=1_980_000_000,
+        memory_clock_hz=3_201_000_000,
+        power_w=520.0,
+        temperature_c=54.0,
+        throttle_bits=0,
     )
     return replace(base, **changes)
 
@@ -80,10 +89,23 @@ def sample(*, denoise_s: float = 1.0, **changes: Any) -> t.Sample:
     """One measured eager image whose clocks agree and whose stages add up; `denoise_s` sets all times that follow."""
     steps = changes.pop("steps", 20)
     base = t.Sample(
-        runner="eager", phase="measure", round=0, order=0, prompt=0, denoise_event_s=denoise_s,
-        denoise_host_s=denoise_s + 2e-4, before_s=0.02, after_s=0.05, end_to_end_s=denoise_s + 0.0705,
-        step_s=(denoise_s / steps,) * steps, forwards=2 * steps, replays=0, fallbacks=0,
-        peak_allocated_bytes=60 * GIB, peak_reserved_bytes=64 * GIB, gpu_state=gpu_state(),
+        runner="eager",
+        phase="measure",
+        round=0,
+        order=0,
+        prompt=0,
+        denoise_event_s=denoise_s,
+        denoise_host_s=denoise_s + 2e-4,
+        before_s=0.02,
+        after_s=0.05,
+        end_to_end_s=denoise_s + 0.0705,
+        step_s=(denoise_s / steps,) * steps,
+        forwards=2 * steps,
+        replays=0,
+        fallbacks=0,
+        peak_allocated_bytes=60 * GIB,
+        peak_reserved_bytes=64 * GIB,
+        gpu_state=gpu_state(),
     )
     return replace(base, **changes)
 
@@ -130,7 +152,10 @@ def engagement(**changes: Any) -> t.Engagement:
 def memory(**changes: Any) -> t.Memory:
     """Eager memory: no graph pool."""
     base = t.Memory(
-        weights_bytes=54 * GIB, peak_allocated_bytes=60 * GIB, peak_reserved_bytes=64 * GIB, pool_bytes=0,
+        weights_bytes=54 * GIB,
+        peak_allocated_bytes=60 * GIB,
+        peak_reserved_bytes=64 * GIB,
+        pool_bytes=0,
     )
     return replace(base, **changes)
 
@@ -138,7 +163,9 @@ def memory(**changes: Any) -> t.Memory:
 def profile(**changes: Any) -> t.Profile:
     """An eager profile: one host launch per kernel."""
     base = t.Profile(
-        launches={"kernel": 3640.0, "graph": 0.0, "memcpy": 4.0, "memset": 2.0}, kernels=3640.0, busy_s=0.02,
+        launches={"kernel": 3640.0, "graph": 0.0, "memcpy": 4.0, "memset": 2.0},
+        kernels=3640.0,
+        busy_s=0.02,
     )
     return replace(base, **changes)
 
@@ -146,8 +173,18 @@ def profile(**changes: Any) -> t.Profile:
 def difference(**changes: Any) -> t.Difference:
     """Two latents that are bit-exact. See `unequal()` for the other kind."""
     base = t.Difference(
-        name="latents 0", exact=True, sha256_a="11" * 32, sha256_b="11" * 32, total=65536, differing=0, max_abs=0.0,
-        mean_abs=0.0, rms=0.0, bounding_box=None, data_range=8.0, psnr_db=None,
+        name="latents 0",
+        exact=True,
+        sha256_a="11" * 32,
+        sha256_b="11" * 32,
+        total=65536,
+        differing=0,
+        max_abs=0.0,
+        mean_abs=0.0,
+        rms=0.0,
+        bounding_box=None,
+        data_range=8.0,
+        psnr_db=None,
     )
     return replace(base, **changes)
 
@@ -155,8 +192,14 @@ def difference(**changes: Any) -> t.Difference:
 def unequal(**changes: Any) -> t.Difference:
     """Two latents that differ a little: max 0.015625, 61.2 dB."""
     base = difference(
-        exact=False, sha256_b="22" * 32, differing=1200, max_abs=0.015625, mean_abs=0.0004, rms=0.007,
-        bounding_box=((0, 0), (3, 900), (0, 63)), psnr_db=61.2,
+        exact=False,
+        sha256_b="22" * 32,
+        differing=1200,
+        max_abs=0.015625,
+        mean_abs=0.0004,
+        rms=0.007,
+        bounding_box=((0, 0), (3, 900), (0, 63)),
+        psnr_db=61.2,
     )
     return replace(base, **changes)
 
@@ -244,8 +287,13 @@ def graph_record(*, denoise_s: float | Sequence[float] = 0.5, **changes: Any) ->
 def run_info(**changes: Any) -> t.RunInfo:
     """The header of a run of one case."""
     base = t.RunInfo(
-        run_id=RUN_ID, created_utc=CREATED_UTC, schema_version=t.SCHEMA_VERSION, tool_version="0.1.0",
-        command="bcgbench run smoke", suite="smoke", cases=(case(),),
+        run_id=RUN_ID,
+        created_utc=CREATED_UTC,
+        schema_version=t.SCHEMA_VERSION,
+        tool_version="0.1.0",
+        command="bcgbench run smoke",
+        suite="smoke",
+        cases=(case(),),
     )
     return replace(base, **changes)
 
@@ -277,9 +325,18 @@ def verdict(**changes: Any) -> t.Verdict:
 def model_facts(**changes: Any) -> t.ModelFacts:
     """Facts of Qwen-Image."""
     base = t.ModelFacts(
-        id="Qwen/Qwen-Image", pipeline="QwenImagePipeline", width_px=1328, height_px=1328, multiple_px=16, steps=50,
-        guidance=4.0, branches=2, policy="buckets with mask", buckets=(64, 128, 256, 512, 1024),
-        transformer_parameters=20_430_401_088, memory_bytes=60 * GIB,
+        id="Qwen/Qwen-Image",
+        pipeline="QwenImagePipeline",
+        width_px=1328,
+        height_px=1328,
+        multiple_px=16,
+        steps=50,
+        guidance=4.0,
+        branches=2,
+        policy="buckets with mask",
+        buckets=(64, 128, 256, 512, 1024),
+        transformer_parameters=20_430_401_088,
+        memory_bytes=60 * GIB,
     )
     return replace(base, **changes)
 

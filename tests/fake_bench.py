@@ -54,6 +54,12 @@ def run_case(case, *, run_id, run_path, attempt, emit, should_stop):
         emit(record(case, runner, run_id=run_id, attempt=attempt, samples=samples[runner], **changes))
 
 
+def takes_long(case, **job):
+    """Some seconds, long enough to lose a node meanwhile."""
+    time.sleep(5)
+    run_case(case, **job)
+
+
 def _two_samples(case, emit):
     emit(Progress(case=case.key, stage="measure", arm="eager", done=1, total=case.rounds))
     for runner in case.runners:

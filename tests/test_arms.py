@@ -28,7 +28,7 @@ def arm(module: nn.Module, runner: str = "eager") -> Arm:
     )
     session: Any = SimpleNamespace(
         adapter=adapter, case=SimpleNamespace(break_policy="attention", buckets=None), device=torch.device("cpu"),
-        denoisers={"transformer": module},
+        denoisers={"transformer": module}, share=lambda call, arguments: call(arguments),
     )  # fmt: skip
     return Arm(RUNNERS[runner], session)
 

@@ -152,16 +152,23 @@ def test_options_are_pinned():
     extra += ["--source", "--strict", "--timeout", "--prior", "--rewrite-prompts"]
     unmeasured = {"--no-profile", "--rounds", "--runner", "--results", "--resume", "--strict", "--timeout"}
     assert options == {
-        "run": sorted(case + extra),
+        "run": sorted([*case, *extra, "--executor", "--parallel"]),
         "validate": sorted({*case, *extra, "--golden", "--list"} - RUN_ONLY),
         "compare": ["--arm", "--debug", "--json", "--results", "--run", "--strict"],
         "report": ["--debug", "--format", "--output", "--results"],
         "list": ["--debug", "--json", "--results"],
         "plan": sorted([*case, "--debug", "--json"]),
         "doctor": ["--debug", "--json", "--results", "--strict"],
-        "divergence": sorted({*case, *extra} - unmeasured),
+        "divergence": sorted({*case, *extra, "--fault"} - unmeasured),
         "selftest": ["--debug", "--device", "--json", "--list", "--only", "--quiet"],
     }
+
+
+def test_what_looks_at_one_process_refuses_shared_cases():
+    """A case that several processes share is not run whole under its name."""
+    for command in (("validate",), ("divergence", "eager", "bcg")):
+        done = invoke(*command, "--suite", "parallel", "--device", "cpu")
+        assert (done.exit_code, "only `run` starts several processes" in done.stderr) == (2, True)
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

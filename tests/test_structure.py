@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bcgbench"
 FILE_LINES = 300
-FILE_LINES_OF = {"bcgbench.types": 450}
+FILE_LINES_OF = {"bcgbench.types": 470}
 """`types` only declares: the stored schema is read in one place, each field with its unit."""
 FUNCTION_LINES = 50
 
@@ -337,7 +337,10 @@ IMPORT_NAMES = {
 def test_every_third_party_import_is_declared() -> None:
     """What works only because something else happens to install it is declared."""
     table = project()["project"]
-    requirements = [*table["dependencies"], *table["optional-dependencies"]["dev"]]
+    requirements = [
+        *table["dependencies"],
+        *(name for extra in table["optional-dependencies"].values() for name in extra),
+    ]
     names = {re.split(r"[^\w.-]", requirement)[0] for requirement in requirements}
     declared = {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names) | {"bcgbench"}
     found = [i for module, source in SOURCES.items() for i in imports_of(module, source)]

@@ -23,6 +23,9 @@ from bcgbench.engine.sharing import Shared
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
 
+_COLLECTIVES = ("c10d::", "_c10d_functional", "c10d_functional")
+"""How operations of torch.distributed begin."""
+
 
 class _Observer(TorchDispatchMode):
     """Sees every operation of the forward, also those issued below Python."""
@@ -225,6 +228,7 @@ class Capture:
             return self._attend(func, args, kwargs)
         self._refuse_dynamic(func, args)
         self._refuse_host_write(func, args)
+        self._refuse_collective(name)
         self._refuse_unreturned((args, kwargs))
         if self.shared is None:
             return self._recorded(segment, func, args, kwargs)
@@ -267,4 +271,12 @@ class Capture:
             raise CaptureError(
                 f"{what} in {diagnose.call_site(self.module)}: the shape of its result depends on data, which a graph "
                 "cannot hold. Use torch.where or index with integers, or run it eagerly: --break auto."
+            )
+
+    def _refuse_collective(self, name: str) -> None:
+        if name.startswith(_COLLECTIVES):
+            raise CaptureError(
+                f"{name} in {diagnose.call_site(self.module)}: a collective may not be captured. A replay repeats the "
+                "host's counters of its capture, and hangs where ranks disagree. Break at the function that calls it "
+                "(--break attention,dotted.name)."
             )

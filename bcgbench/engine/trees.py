@@ -148,6 +148,16 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return rebuild(spec, [function(leaf) for leaf in leaves])
 
 
+def map_children(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A container with each entry replaced by `function(entry)`; a leaf as it is."""
+    entries = None if type(tree) in _PLAIN else _entries(tree)
+    if entries is None:
+        return tree
+    keys, values = entries
+    factory = tree.default_factory if isinstance(tree, defaultdict) else None
+    return _build(Spec(type(tree), keys, tuple(map(type, keys)), (), factory), [function(value) for value in values])
+
+
 def tensors(tree: Any) -> list[Tensor]:
     """The tensor leaves of `tree`, in order, repeats included."""
     return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]

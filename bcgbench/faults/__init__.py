@@ -1,8 +1,9 @@
 """Faults that `selftest` puts into the tool itself, and the finding in which each must end: one literal row each.
 
-Here: what a row is. Its rows stand in `of_graphs.py` and `of_runs.py`; how faults are put in, in `engine.py`,
-`engagement.py`, `inputs.py` and `measured.py`, through `places.py`; running them is `selftest.py`'s. Adding a fault is
-one function and one row. The tables import no torch, so that they can be listed anywhere.
+Here: what a row is. Its rows stand in `of_graphs.py`, `of_runs.py` and `of_ranks.py`; how faults are put in, in
+`engine.py`, `engagement.py`, `inputs.py`, `measured.py` and `ranks.py`, through `places.py`; running them is
+`selftest.py`'s. Adding a fault is one function and one row. The tables import no torch, so that they can be listed
+anywhere.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from bcgbench.errors import UsageError
-from bcgbench.faults import of_graphs, of_runs
+from bcgbench.faults import of_graphs, of_ranks, of_runs
 from bcgbench.faults.fault import Fault
 
-FAULTS: dict[str, Fault] = {**of_graphs.FAULTS, **of_runs.FAULTS}
+FAULTS: dict[str, Fault] = {**of_graphs.FAULTS, **of_runs.FAULTS, **of_ranks.FAULTS}
 
 
 def selected(only: Sequence[str]) -> dict[str, Fault]:

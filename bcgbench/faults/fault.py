@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Backend = Literal["tape", "cpu", "cuda", "none"]
-Shown = Literal["run", "gpu", "runs"]
+Shown = Literal["run", "gpu", "runs", "ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class Fault:
     """Fields of the case that differ from `selftest.case_of`."""
     shown: Shown = "run"
     """"run": by a run's own verdict. "gpu": the same, its records marked as a GPU's before they are judged, because
-    times count there only. "runs": by comparing a run without the fault with one that has it."""
+    times count there only. "runs": by comparing a run without the fault with one that has it. "ranks": by a run of two
+    processes of a CPU, the second of which has it, or both."""
     code: str
     """Reason code that must be among the findings ..."""
     says: str = ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bcgbench.models import adapter as find_adapter
 from bcgbench.models import loading, media
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from bcgbench.types import Case, ModelFacts
 
 Arguments = dict[str, Any]
+Share = Callable[[Callable[[Arguments], Any], Arguments], Any]
+"""(denoiser's call, its arguments) -> the whole call's output, of which several processes may run parts."""
 Draw = Callable[[int, int], "Tensor"]
 """(tokens, stream) -> seeded embeddings [1, tokens, width]. Stream 0 is the negative prompt."""
 
@@ -63,6 +65,8 @@ class Adapter:
     """Pipeline arguments that turn a prompt into the denoiser's inputs: None with synthetic prompts."""
     unused_parts: tuple[str, ...] = ()
     """Pipeline arguments that no request needs; pretrained pipelines are loaded without them."""
+    guidance_in: Literal["", "batch", "calls"] = ""
+    """Where `cfg:2` finds guidance's branches: rows of a call, or one call each in turn; "" where there are none."""
     rewriter: tuple[str, ...] = ()
     """Parts of the pipeline that `rewrite` needs; () where the model has no rewriting of its own."""
 
@@ -202,6 +206,7 @@ class Session:
     denoisers: dict[str, nn.Module]
     prior: priors.Prior
     """Everything random, shared by all arms."""
+    share: Share = lambda call, arguments: call(arguments)
 
     def request(self, prompt: int, *, steps: int | None = None) -> Arguments:
         """Fresh arguments for `pipe(...)`: same seed, same noise, whatever ran before and on whatever device.

@@ -217,6 +217,7 @@ GLM_IMAGE = GlmImage(
     text_width=1472,
     max_tokens=2048,
     template_tokens=0,
+    guidance_in="calls",
     text_encoder_bytes=20_700_000_000,
     text_parts=("tokenizer", "text_encoder", "processor", "vision_language_encoder"),
 )

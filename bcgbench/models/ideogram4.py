@@ -181,6 +181,7 @@ IDEOGRAM_4 = Ideogram4(
     # The pipeline cuts nothing; positions of the image begin here.
     max_tokens=65_536,
     template_tokens=8,
+    guidance_in="calls",
     text_encoder_bytes=16_300_000_000,
     unused_parts=("prompt_enhancer_head",),
     rewriter=("prompt_enhancer_head", "text_encoder"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bcgbench.errors import EnvironmentFault, UsageError
 from bcgbench.models import MODELS, facts, prior
 from bcgbench.models import folder as folders
+from bcgbench.parallel import parse_parallel
 from bcgbench.plan import memory_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def check(case: Case, adapter: Adapter) -> None:
         raise UsageError(
             f"token_counts has {len(case.token_counts)} entries for {len(case.prompts)} prompts: give one per prompt."
         )
+    check_parallel(case, adapter)
     check_steps(case.steps, adapter)
     prior.check(case, adapter)
 
@@ -55,6 +57,18 @@ def _check_weights(case: Case, adapter: Adapter) -> None:
         raise UsageError(f"Random weights of a {adapter.facts.pipeline} have its release's size: name it, {known}.")
     if case.weights == "pretrained" and adapter.facts.generic and source.is_dir() and not full:
         raise UsageError(f"{source} holds configurations and no weights: add --weights random to measure its size.")
+
+
+def check_parallel(case: Case, adapter: Adapter) -> None:
+    """Refuse to share what a model, or this case of it, does not have (UsageError)."""
+    kind = parse_parallel(case.parallel).kind
+    guidance = adapter.facts.guidance if case.guidance is None else case.guidance
+    if kind == "cfg" and not adapter.guidance_in:
+        raise UsageError(
+            f"{case.parallel}: {adapter.facts.id} has no two branches of guidance that two processes could share."
+        )
+    if kind == "cfg" and guidance <= 1:
+        raise UsageError(f"{case.parallel}: guidance {guidance:g} of {adapter.facts.id} is off; expected above 1.")
 
 
 def check_steps(steps: int, adapter: Adapter) -> None:

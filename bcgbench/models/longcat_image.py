@@ -134,6 +134,7 @@ LONGCAT_IMAGE = LongCatImage(
     text_width=3584,
     max_tokens=TEXT_ROWS,
     template_tokens=0,
+    guidance_in="calls",
     text_encoder_bytes=16_600_000_000,
     text_parts=("tokenizer", "text_encoder", "text_processor"),
     unused_parts=("text_processor",),

@@ -211,6 +211,7 @@ LTX2 = Ltx2(
     text_width=3840 * 49,
     max_tokens=TEXT_ROWS,
     template_tokens=1,
+    guidance_in="batch",
     text_encoder_bytes=24_400_000_000,
     # Enhancing a prompt needs the first two, a video without a frame count the last; LTX-2.5 alone has those.
     unused_parts=("processor", "prompt_enhancer", "duration_head"),

@@ -150,6 +150,7 @@ QWEN_IMAGE = QwenImage(
     text_width=3584,
     max_tokens=1024,
     template_tokens=5,
+    guidance_in="calls",
     text_encoder_bytes=16_600_000_000,
 )
 QWEN_IMAGE_2512 = replace(QWEN_IMAGE, facts=replace(QWEN_IMAGE.facts, id="Qwen/Qwen-Image-2512"))

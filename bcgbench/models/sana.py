@@ -110,6 +110,7 @@ SANA = Sana(
     text_width=2304,
     max_tokens=TEXT_ROWS,
     template_tokens=1,
+    guidance_in="batch",
     text_encoder_bytes=5_300_000_000,
 )
 

@@ -95,6 +95,7 @@ SANA_VIDEO = SanaVideo(
     text_width=SANA.text_width,
     max_tokens=TEXT_ROWS,
     template_tokens=SANA.template_tokens,
+    guidance_in="batch",
     text_encoder_bytes=SANA.text_encoder_bytes,
 )
 

@@ -151,6 +151,7 @@ Z_IMAGE = ZImage(
     text_width=2560,
     max_tokens=512,
     template_tokens=8,
+    guidance_in="batch",
     text_encoder_bytes=8_000_000_000,
 )
 Z_IMAGE_TURBO = replace(

@@ -74,8 +74,9 @@ class CaseView:
 
     @property
     def name(self) -> str:
-        """`Qwen/Qwen-Image @ 512x512`, without control characters."""
-        return f"{model_name(self.case)} @ {self.case.resolution}"
+        """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
+        shared = "" if self.case.parallel == "none" else f", {one_line(self.case.parallel)}"
+        return f"{model_name(self.case)} @ {self.case.resolution}{shared}"
 
 
 def model_name(case: Case) -> str:

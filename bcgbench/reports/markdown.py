@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bcgbench.reports import base, formats, headline
 from bcgbench.reports.markdown_details import details
 from bcgbench.reports.markdown_published import published
+from bcgbench.reports.markdown_ranks import ranks
 from bcgbench.reports.markdown_syntax import escape, table
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def render(report: Report) -> str:
         _arm_table(views),
         *(f"> {escape(base.redact(note))}" for note in report.notes),
         *published(views),
+        *ranks(views),
         *details(report, views),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

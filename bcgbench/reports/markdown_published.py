@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bcgbench.metrics import METRICS
+from bcgbench.parallel import parse_parallel
 from bcgbench.published import FIGURES
 from bcgbench.reports import base, formats
 from bcgbench.reports.markdown_syntax import escape, folded, table
@@ -73,8 +74,9 @@ def _machines(view: CaseView, figure: Figure) -> Iterator[str]:
     environment = next((record.environment for record in view.arms.values() if record.environment), None)
     gpu = environment.gpu.name if environment and environment.gpu else "an unknown GPU"
     there = figure.gpu if figure.gpus == 1 else f"{figure.gpus} {figure.gpu}"
-    if figure.gpus > 1 or figure.gpu not in gpu:
-        yield f"{there} there, {'one ' if figure.gpus > 1 else ''}{gpu} here"
+    ours = parse_parallel(view.case.parallel).ranks
+    if figure.gpus != ours or figure.gpu not in gpu:
+        yield f"{there} there, {f'{ours} ' if ours > 1 else 'one ' if figure.gpus > 1 else ''}{gpu} here"
     version = environment.packages.get("diffusers", "") if environment else ""
     yield f"{figure.engine} and its kernels there, diffusers {version}".rstrip() + " here"
 
