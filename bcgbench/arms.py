@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from bcgbench.binding import Arguments, Binder
+from bcgbench.compiled import variant_of
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import clone_strided, version
@@ -61,12 +62,15 @@ class Hook:
         original = module.forward
         adapter, case = session.adapter, session.case
 
-        def forward(arguments: Arguments) -> Any:
-            return adapter.forward(module, original, arguments)
-
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
         if policy is not None and policy.attention:
             policy = replace(policy, names=(*policy.names, *adapter.breaks))
+        self.variant = variant_of(runner, module, original, policy=policy)
+
+        def forward(arguments: Arguments) -> Any:
+            return adapter.forward(module, self.variant or original, arguments)
+
+        self.forward = forward
         self._device = session.device
         self.module = module
         self.weights = mark(module)
@@ -150,6 +154,8 @@ class Arm:
             if self.runner.hooked:
                 for hook in self.hooks.values():
                     stack.enter_context(_replaced(hook.module, hook))
+                    if hook.variant is not None and not self.runner.captured:
+                        stack.enter_context(hook.variant.installed())
             yield
         self._engaged |= {key for key, replays in self._replays().items() if replays > before[key]}
 
@@ -158,17 +164,20 @@ class Arm:
         return self.hooks[traced.module].call(traced.arguments)
 
     def prepare(self, calls: Iterable[Traced]) -> None:
-        """Capture every signature that the calls may meet, the largest first, then freeze.
+        """Compile for and capture every signature that the calls may meet, the largest first, then freeze.
 
         Raises `CaptureError`; a call outside the length policy is left to a counted fallback.
         """
-        if self.runner.captured:
-            calls = list(calls)
-            for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
-                hook.graphed.prepare(arguments)
-            self._prepare_guarded(calls)
+        calls = list(calls) if self.runner.captured or not self.runner.same_arithmetic else []
+        for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
+            if hook.variant is not None:
+                hook.variant.prepare(functools.partial(hook.forward, arguments))
+            hook.graphed.prepare(arguments)
+        self._prepare_guarded(calls)
         for hook in self.hooks.values():
             hook.graphed.freeze()
+            if hook.variant is not None:
+                hook.variant.settle()
 
     def _prepare_guarded(self, calls: Iterable[Traced]) -> None:
         """Calls of one signature need graphs of their own where the host reads different values in them."""
@@ -184,7 +193,9 @@ class Arm:
         for traced in calls:
             hook = self.hooks[traced.module]
             with contextlib.suppress(OutsidePolicy):
-                for arguments in hook.variants(traced.arguments):
+                # a graph for every length; without graphs only what the requests make is compiled
+                every = hook.variants(traced.arguments) if self.runner.captured else [hook.pad(traced.arguments)]
+                for arguments in every:
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
                 self._asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
         return list(found.values())

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from bcgbench import answers, environment, measure
+from bcgbench.accuracy import References, references
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import Saver
@@ -85,6 +86,7 @@ class CaseBench:
         self._calls: list[Traced] = []
         self._calls_of: dict[int, int] = {}
         self._traced = Finals()
+        self._references: dict[bool, References] = {}
         self._progress = Progress(case=session.case.key, stage="load")
         self._base = measure.memory(session.device)
         self._monitor = environment.GpuMonitor(session.case.device) if session.device.type == "cuda" else None
@@ -118,6 +120,16 @@ class CaseBench:
         self._calls = tracer.calls
         if self.session.device.type == "cuda":
             self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
+        self._refer()
+
+    def _refer(self) -> None:
+        """References in a wider dtype, before any arm takes memory, where arms compute in another way than eager."""
+        for padded in {live.arm.runner.padded for live in self.live.values() if not live.arm.runner.same_arithmetic}:
+            arm = Arm(RUNNERS["eager-padded" if padded else "eager"], self.session)
+            self._references[padded] = references(
+                arm, self._calls, dtype=self.session.dtype,
+                report=lambda done, total: self._report("trace", "reference", done=done, total=total),
+            )  # fmt: skip
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
@@ -167,9 +179,23 @@ class CaseBench:
         eager = self.live.get("eager")
         if eager is not None and eager.usable:
             self._check_rerun(eager)
-        graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
-        if graphs or "eager-padded" in self.live:
-            self._check_padded(graphs)
+        usable = [live for live in self.live.values() if live.usable]
+        judged = [live for live in usable if live.arm.runner.captured or not live.arm.runner.same_arithmetic]
+        self._check_native([live for live in judged if not live.arm.runner.padded])
+        padded = {live.name: live for live in judged if live.arm.runner.padded}
+        if padded or "eager-padded" in self.live:
+            self._check_padded(padded)
+
+    def _check_native(self, arms: list[Live]) -> None:
+        """Arms that run at the native length, against the traced outputs."""
+        tallies = {live.name: live.tally(self._references) for live in arms}
+        for traced in self._reported_calls(", ".join(tallies)) if arms else ():
+            for live in arms:
+                one = functools.partial(Live.compare, tally=tallies[live.name], traced=traced, expected=traced.output)
+                self._attempt("check", live, one)
+        for live in arms:
+            one = functools.partial(Live.answer, tally=tallies[live.name], expected=self._traced)
+            self._attempt("check", live, one)
 
     def _check_rerun(self, eager: Live) -> None:
         """Eager again, against the traced outputs."""
@@ -186,7 +212,7 @@ class CaseBench:
         if padded is None or not padded.usable:
             padded = Live(Arm(RUNNERS["eager-padded"], self.session))
             self._attempt("check", padded, self._one_each)
-        tallies = {name: CallTally() for name in ("padding", *graphs)}
+        tallies = {"padding": CallTally()} | {name: live.tally(self._references) for name, live in graphs.items()}
         for traced in self._reported_calls(", ".join(tallies)):
             self._attempt("check", padded, functools.partial(self._compare_padded, tallies, traced, graphs))
         if not padded.usable:
@@ -194,7 +220,8 @@ class CaseBench:
         padding = self._against_eager("padding", tally=tallies["padding"], got=padded.finals)
         padded.result.fidelity = (padding,)
         for name, live in graphs.items():
-            self._attempt("check", live, functools.partial(_answer_graph, tallies[name], padded.finals, padding))
+            one = functools.partial(Live.answer, tally=tallies[name], expected=padded.finals, others=(padding,))
+            self._attempt("check", live, one)
 
     def _compare_padded(
         self, tallies: dict[str, CallTally], traced: Traced, graphs: dict[str, Live], padded: Live
@@ -291,8 +318,3 @@ class CaseBench:
 
     def _on_step(self, step: int) -> None:
         self._emit(dataclasses.replace(self._progress, step=step + 1))
-
-
-def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:
-    graph = answers.answer("graph", reference="eager-padded", tally=tally, expected=expected, got=live.finals)
-    live.result.fidelity = (graph, padding)

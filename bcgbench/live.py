@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bcgbench import answers
+from bcgbench.accuracy import ErrorTally, References
 from bcgbench.answers import CallTally, Finals
 from bcgbench.arms import Arm, Traced
 from bcgbench.records import ArmResult
+from bcgbench.types import Fidelity, Question
 
 
 @dataclass(slots=True)
@@ -33,3 +37,17 @@ class Live:
         """Add this arm's output on a traced call's inputs to a tally."""
         self.expected += 1
         tally.add(expected, self.arm.call(traced))
+
+    def tally(self, references: Mapping[bool, References]) -> CallTally:
+        """An empty comparison of this arm's calls with eager's; `references` by whether calls are padded."""
+        runner = self.arm.runner
+        return CallTally() if runner.same_arithmetic else ErrorTally(references=references[runner.padded])
+
+    def answer(self, tally: CallTally, expected: Finals, others: tuple[Fidelity, ...] = ()) -> None:
+        """The finished comparison with eager on the same inputs, before answers to other questions."""
+        question: Question = "graph" if self.arm.runner.same_arithmetic else "arithmetic"
+        reference = "eager-padded" if self.arm.runner.padded else "eager"
+        own = answers.answer(question, reference=reference, tally=tally, expected=expected, got=self.finals)
+        self.result.fidelity = (own, *others)
+        if isinstance(tally, ErrorTally):
+            self.result.accuracy = tally.accuracy(self.finals)

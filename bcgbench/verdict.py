@@ -18,7 +18,7 @@ from bcgbench.comparable import comparable, interleaved
 from bcgbench.engagement import CODES, INFORMATIONAL, engagement_reasons
 from bcgbench.floor import floor_s
 from bcgbench.metrics import denoise_times, outside_s, paired_log_ratios
-from bcgbench.outputs import answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
+from bcgbench.outputs import Outputs, answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
 
@@ -49,6 +49,10 @@ class Thresholds:
     of that time, or seconds. Between arms of one run on an H200 it differed by at most 11 ms and 20 %."""
     floor_margin_db: float = 1.0
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
+    max_error_ratio: float = 2.0
+    """Error of an arm in another arithmetic (compiled, fused) over eager's own, against a wider dtype; as PyTorch's."""
+    max_error_ratio_half: float = 3.0
+    """The same in bfloat16 and float16."""
     max_memory_ratio: float | None = None
     """Limit on peak allocated memory of b over a."""
     max_padding_float32: float = 1e-4
@@ -151,7 +155,7 @@ def compare(
     refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b), *_moved(a, b, thresholds))
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     known = answer((a, b), "rerun") or rerun
-    outputs = judge_outputs(b, rerun=known, margin_db=thresholds.floor_margin_db)
+    outputs = _outputs(b, thresholds, rerun=known)
     if a.run_id != b.run_id:
         outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
     over = tuple(_limits_passed(a, b, thresholds, rerun=known))
@@ -172,6 +176,11 @@ def compare(
         reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over)),
         exit_code=worst([outputs.exit_code, *statuses, unlike, slower, *(code for code, _ in over)]),
     )
+
+
+def _outputs(record: Record, limits: Thresholds, *, rerun: Fidelity | None) -> Outputs:
+    ratio = limits.max_error_ratio if record.case.dtype == "float32" else limits.max_error_ratio_half
+    return judge_outputs(record, rerun=rerun, margin_db=limits.floor_margin_db, max_error_ratio=ratio)
 
 
 def _status_exit(record: Record) -> int:
@@ -291,5 +300,5 @@ def record_exit_code(records: Sequence[Record], *, thresholds: Thresholds = DEFA
     codes = [_status_exit(r) for r in records if r.status != "SKIPPED"]
     for record in records:
         rerun = answer((r for r in records if r.case.key == record.case.key), "rerun")
-        codes.append(judge_outputs(record, rerun=rerun, margin_db=thresholds.floor_margin_db).exit_code)
+        codes.append(_outputs(record, thresholds, rerun=rerun).exit_code)
     return worst(codes)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
-from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read
+from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read, without_modes
 from bcgbench.engine.segments import Backend, Bridge, Segment
 from bcgbench.engine.steps import Break, Guard, Step
 from bcgbench.errors import CaptureError
@@ -29,6 +29,11 @@ class _Observer(TorchDispatchMode):
     def __init__(self, capture: Capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._capture = capture
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code compiled before the capture runs under this mode as it does without; it comes as one operation."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._capture.operation(func, args, kwargs or {})
@@ -201,6 +206,15 @@ class Capture:
             value = self._guard(func, args, kwargs)
             return self.operation(torch.ops.aten.clone.default, (value,), {}) if isinstance(value, Tensor) else value
         self._refuse_dynamic(func, args)
+        return self._recorded(segment, func, args, kwargs)
+
+    def run_compiled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Compiled code, between the graph breaks of torch.compile, as one operation."""
+        segment = self._segment
+        with without_modes():
+            return function(*args) if segment is None else self._recorded(segment, function, args, {})
+
+    def _recorded(self, segment: Segment, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._refuse_unreturned((args, kwargs))
         for tensor in trees.tensors((args, kwargs)):
             if not self._is_made(tensor):

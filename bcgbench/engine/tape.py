@@ -39,11 +39,12 @@ class TapeSegment:
         return tensor, Bridge(tensor)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if func._schema.name in _UNINITIALISED:
+        schema = getattr(func, "_schema", None)  # compiled code has none, and may write to what it was given
+        if schema is not None and schema.name in _UNINITIALISED:
             return
         held = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
         fresh = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
-        if fresh or func._schema.is_mutable:
+        if fresh or schema is None or schema.is_mutable:
             self._operations.append((func, args, kwargs, fresh))
             self.nodes = self.kernels = len(self._operations)
 
