@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from bcgbench.answers import CallTally, Finals
 from bcgbench.arms import Arm, Traced
 from bcgbench.engine import trees
+from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy
-from bcgbench.outputs import ROUNDING
+from bcgbench.outputs import LEAST_ERROR
+from bcgbench.runners import RUNNERS, Runner
 from bcgbench.types import Accuracy
 from bcgbench.variant import Switches
 
@@ -43,7 +45,18 @@ class References:
         return str(self.dtype).removeprefix("torch.")
 
 
-def references(arm: Arm, calls: Sequence[Traced], *, dtype: torch.dtype, report: Callable[[int, int], None]) -> References:
+def references_for(
+    runners: Iterable[Runner], session: Session, calls: Sequence[Traced], *, report: Callable[[int, int], None]
+) -> dict[bool, References]:
+    """By whether calls are padded, what the runners in another arithmetic than eager's need; {} if there are none."""
+    needed = {runner.padded for runner in runners if not runner.same_arithmetic}
+    arms = {padded: Arm(RUNNERS["eager-padded" if padded else "eager"], session) for padded in sorted(needed)}
+    return {padded: references(arm, calls, dtype=session.dtype, report=report) for padded, arm in arms.items()}
+
+
+def references(
+    arm: Arm, calls: Sequence[Traced], *, dtype: torch.dtype, report: Callable[[int, int], None]
+) -> References:
     """Outputs of up to `CALLS` traced calls by an eager arm, padded or not, its weights cast meanwhile.
 
     Takes the memory of the cast weights beside the own ones; where that is not there, the note says so.
@@ -91,9 +104,7 @@ def _cast(modules: Sequence[nn.Module], dtype: torch.dtype) -> Switches:
         other = made.setdefault(id(tensor), tensor.detach().to(dtype))
         return nn.Parameter(other, requires_grad=False) if isinstance(tensor, nn.Parameter) else other
 
-    tables = [
-        table for module in modules for part in module.modules() for table in (part._parameters, part._buffers)
-    ]
+    tables = [table for module in modules for part in module.modules() for table in (part._parameters, part._buffers)]
     return Switches([
         (table, name, cast(tensor))
         for table in tables
@@ -121,7 +132,7 @@ class ErrorTally(CallTally):
             return
         self.measured += 1
         found = relative_error(output, wide), relative_error(reference, wide)
-        floor = ROUNDING.get(str(trees.tensors(output)[0].dtype).removeprefix("torch."), 0.0)
+        floor = LEAST_ERROR.get(str(trees.tensors(output)[0].dtype).removeprefix("torch."), 0.0)
         if self.worst_index is None or _excess(found, floor) > _excess(self.errors, floor):
             self.worst_index, self.errors = index, found
 
@@ -157,4 +168,3 @@ def relative_error(output: Any, wide: Sequence[Tensor]) -> float:
 def _unrepeated(finals: Finals) -> int:
     """Requests that did not give what the same request of the arm gave before."""
     return sum(not final.equals(finals.by_prompt[0]) for final in finals.again) + len(finals.changed)
-

@@ -27,6 +27,7 @@ from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
 from bcgbench.types import Engagement, Miss
 from bcgbench.unchanged import mark
+from bcgbench.variant import replaced
 
 Key = tuple[str, Signature]
 """Module and signature: one graph."""
@@ -117,22 +118,6 @@ class Hook:
         return other
 
 
-@contextlib.contextmanager
-def _replaced(module: nn.Module, forward: Any) -> Iterator[None]:
-    """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
-    original, own = module.forward, vars(module).get("forward")  # accelerate's offloading puts one on the instance
-    module.forward = functools.wraps(original)(
-        lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
-    )
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-
 class Arm:
     """One runner on one session."""
 
@@ -153,7 +138,7 @@ class Arm:
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:
                 for hook in self.hooks.values():
-                    stack.enter_context(_replaced(hook.module, hook))
+                    stack.enter_context(replaced(hook.module, hook))
                     if hook.variant is not None and not self.runner.captured:
                         stack.enter_context(hook.variant.installed())
             yield
@@ -294,7 +279,7 @@ class Tracer:
         """The pipeline runs through the arm, traced, until the block ends; the arm itself must not be attached."""
         with contextlib.ExitStack() as stack:
             for name, hook in self._arm.hooks.items():
-                stack.enter_context(_replaced(hook.module, functools.partial(self._call, name, hook)))
+                stack.enter_context(replaced(hook.module, functools.partial(self._call, name, hook)))
             yield
 
     def _call(self, name: str, hook: Hook, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,28 +16,23 @@ from pathlib import Path
 import torch
 
 from bcgbench import answers, environment, measure
-from bcgbench.accuracy import References, references
+from bcgbench.accuracy import References, references_for
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import Saver
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
 from bcgbench.flops import count_flops
-from bcgbench.live import Live
+from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.models import base, prior
-from bcgbench.profile import profile_request
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Reason, Record, Sample
+from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Record, Sample
 
 log = logging.getLogger(__name__)
 
 PROFILE_STEPS = 2
 Emit = Callable[[Sample | Record | Progress], None]
-
-
-class Stopped(Exception):
-    """The user asked to stop; what was measured is kept."""
 
 
 def run_case(
@@ -52,7 +47,7 @@ def run_case(
             bench.run(names)
     except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
-            live.result.failure = live.result.failure or _unfinished(error)
+            live.result.failure = live.result.failure or unfinished(error)
     saver = Saver(run_path, case, bench.session.adapter.facts.frame_rate)
     saved = prior.save(bench.session.prior, run_path, case=case)
     for live in bench.live.values():
@@ -60,13 +55,6 @@ def run_case(
             live.result.artifacts = saver.save(live.finals, runner=live.name) | saved
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
-
-
-def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
-    """Why an arm that did not fail itself has no complete record."""
-    if isinstance(error, Stopped):
-        return Reason(code="interrupted", text="stopped by the user; resume the run to measure the rest")
-    return Reason(code="process-poisoned", text=f"another arm lost the device; resume the run. {error}")
 
 
 class CaseBench:
@@ -120,16 +108,11 @@ class CaseBench:
         self._calls = tracer.calls
         if self.session.device.type == "cuda":
             self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
-        self._refer()
-
-    def _refer(self) -> None:
-        """References in a wider dtype, before any arm takes memory, where arms compute in another way than eager."""
-        for padded in {live.arm.runner.padded for live in self.live.values() if not live.arm.runner.same_arithmetic}:
-            arm = Arm(RUNNERS["eager-padded" if padded else "eager"], self.session)
-            self._references[padded] = references(
-                arm, self._calls, dtype=self.session.dtype,
-                report=lambda done, total: self._report("trace", "reference", done=done, total=total),
-            )  # fmt: skip
+        # before any arm takes memory: the cast weights stand beside the model's own
+        self._references = references_for(
+            (live.arm.runner for live in self.live.values()), self.session, self._calls,
+            report=lambda done, total: self._report("trace", "reference", done=done, total=total),
+        )  # fmt: skip
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
@@ -258,14 +241,7 @@ class CaseBench:
             live.expected += (self._calls_of[0] - second) * PROFILE_STEPS // self._case.steps + second
             return measured.loop_steps
 
-        before = [graph.replays for graph in live.arm.graphs]
-        loop_steps = run()
-        steps = sum(loop_steps)
-        replayed = [(graph, graph.replays - old) for graph, old in zip(live.arm.graphs, before, strict=True)]
-        known = all(graph.kernels is not None for graph, _ in replayed)
-        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // steps if known else None
-        profile = profile_request(run, steps=steps, graph_kernels_per_step=kernels)
-        live.result.profile = dataclasses.replace(profile, loop_steps=loop_steps)
+        live.profile(run)
 
     # --- one image ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A denoiser's forward through `torch.compile`, counted, without a trace on the module that other arms share.
 
-Regions: `regional` compiles the blocks that the model declares repeated (once per shape for all of them), else the whole
-forward; `blocks` takes the longest list of layers where none are declared; `whole` the forward. Shapes are static: a
-compilation for each shape is what is fastest to run, and none may come after preparation.
+Regions: `regional` compiles the blocks that the model declares repeated, once per shape for all of them, else the
+whole forward; `blocks` takes the longest list of layers where none are declared; `whole` the forward. Shapes are
+static: a compilation for each shape is what is fastest to run, and none may come after preparation.
 
 In a capture, compiled code is one operation, and what the break policy names stays outside of it. Three things make
 that work: the breaks are the same objects in every call, since torch.compile guards on their identity; torch.compile
@@ -139,8 +139,9 @@ class Compiled:
         """Counted until now."""
         prepared, late = self._prepared, self._late
         return Compilation(
-            regions=self._regions, graphs=prepared["graphs"], graph_breaks=prepared["breaks"], cache_hits=prepared["hits"],
-            late_frames=late["frames"], late_graphs=late["graphs"], late_graph_breaks=late["breaks"],
+            regions=self._regions, graphs=prepared["graphs"], graph_breaks=prepared["breaks"],
+            cache_hits=prepared["hits"], late_frames=late["frames"], late_graphs=late["graphs"],
+            late_graph_breaks=late["breaks"],
             cudagraph_skips=prepared["skips"] + late["skips"] if self._cudagraphs else 0,
         )  # fmt: skip
 

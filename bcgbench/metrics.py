@@ -7,6 +7,7 @@ Here: single numbers of one record, unrounded SI. Not here: intervals (`stats.py
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -92,6 +93,17 @@ def _denoise_s(record: Record) -> float | None:
 def outside_s(record: Record) -> float | None:
     """Median seconds of a request outside its denoise span."""
     return _median(s.end_to_end_s - s.denoise_host_s for s in record.measured)
+
+
+def break_even_images(a: Record, b: Record) -> float | None:
+    """Images of this case after which what `b` took longer to prepare is saved; infinite where it saves nothing.
+
+    None where either was not prepared or not measured.
+    """
+    a_s, b_s, prepare_s = _denoise_s(a), _denoise_s(b), b.prepare_s
+    if a_s is None or b_s is None or prepare_s is None or {a.status, b.status} != {"OK"}:
+        return None
+    return max(0.0, prepare_s - (a.prepare_s or 0.0)) / (a_s - b_s) if a_s > b_s else math.inf
 
 
 def _flop_use(record: Record) -> float | None:

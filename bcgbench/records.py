@@ -10,7 +10,19 @@ from bcgbench.arms import Arm, Counts, Traced
 from bcgbench.clock import Clock
 from bcgbench.measure import Measured, Turn, time_call
 from bcgbench.models.base import Session
-from bcgbench.types import Accuracy, Compilation, Environment, Fidelity, GpuState, Memory, Phase, Profile, Reason, Record, Sample
+from bcgbench.types import (
+    Accuracy,
+    Compilation,
+    Environment,
+    Fidelity,
+    GpuState,
+    Memory,
+    Phase,
+    Profile,
+    Reason,
+    Record,
+    Sample,
+)
 from bcgbench.unchanged import changed
 from bcgbench.verdict import judge
 

@@ -66,8 +66,8 @@ RUNNERS: dict[str, Runner] = {
         compiled="regional",
     ),
     "compile-cudagraph": Runner(
-        name="compile-cudagraph", description='torch.compile of the whole forward, mode "reduce-overhead": its own CUDA '
-        "graphs", padded=True, compiled="whole", mode="reduce-overhead",
+        name="compile-cudagraph", description="torch.compile of the whole forward with CUDA graphs of its own, mode "
+        '"reduce-overhead"', padded=True, compiled="whole", mode="reduce-overhead",
     ),
     # without CUDA graphs: its question is the kernels, and of 60 blocks a whole forward takes minutes to compile
     "compile-autotune": Runner(

@@ -7,6 +7,7 @@ is set on the shared modules is set while an arm runs and is gone afterwards. No
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -104,8 +105,24 @@ def changes(module: nn.Module, action: Callable[[], object]) -> Switches:
     return Switches(entries)
 
 
+@contextlib.contextmanager
+def replaced(module: nn.Module, forward: Any) -> Iterator[None]:
+    """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
+    original, own = module.forward, vars(module).get("forward")  # accelerate's offloading puts one on the instance
+    module.forward = functools.wraps(original)(
+        lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
+    )
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
 class BestEager:
-    """Eager with the settings that a user would try first: fused projections, the fastest order of attention kernels."""
+    """Eager with the settings that a user would try first: fused projections, the fastest attention kernels."""
 
     compilation = None
 

@@ -50,9 +50,8 @@ class Thresholds:
     floor_margin_db: float = 1.0
     """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
     max_error_ratio: float = 2.0
-    """Error of an arm in another arithmetic (compiled, fused) over eager's own, against a wider dtype; as PyTorch's."""
     max_error_ratio_half: float = 3.0
-    """The same in bfloat16 and float16."""
+    """Error of an arm in another arithmetic (compiled, fused) over eager's, in float32 and in half; as PyTorch's."""
     max_memory_ratio: float | None = None
     """Limit on peak allocated memory of b over a."""
     max_padding_float32: float = 1e-4
@@ -136,9 +135,6 @@ def _mismatch(pairs: Sequence[tuple[float, float]], limits: Thresholds) -> str:
     return f"{x_s:.4g} s against {y_s:.4g} s, {gap_s:.2g} s apart, limit {limit_s:.2g} s" if gap_s > limit_s else ""
 
 
-# --- two records ----------------------------------------------------------------------------------------------------
-
-
 def compare(
     a: Record,
     b: Record,
@@ -155,7 +151,7 @@ def compare(
     refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b), *_moved(a, b, thresholds))
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     known = answer((a, b), "rerun") or rerun
-    outputs = _outputs(b, thresholds, rerun=known)
+    outputs = judge_record_outputs(b, thresholds, rerun=known)
     if a.run_id != b.run_id:
         outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
     over = tuple(_limits_passed(a, b, thresholds, rerun=known))
@@ -178,7 +174,8 @@ def compare(
     )
 
 
-def _outputs(record: Record, limits: Thresholds, *, rerun: Fidelity | None) -> Outputs:
+def judge_record_outputs(record: Record, limits: Thresholds = DEFAULTS, *, rerun: Fidelity | None = None) -> Outputs:
+    """Whether an arm computes what eager does, by the limits."""
     ratio = limits.max_error_ratio if record.case.dtype == "float32" else limits.max_error_ratio_half
     return judge_outputs(record, rerun=rerun, margin_db=limits.floor_margin_db, max_error_ratio=ratio)
 
@@ -279,9 +276,6 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds, *, rerun: Fidelity 
         yield 3, Reason(code="padding-over-limit", text=text)
 
 
-# --- exit codes -----------------------------------------------------------------------------------------------------
-
-
 def worst(codes: Iterable[int]) -> int:
     """The exit code that outranks the others in `SEVERITY`; 0 for none. ValueError for a code that is not listed."""
     return min(codes, key=SEVERITY.index, default=0)
@@ -300,5 +294,5 @@ def record_exit_code(records: Sequence[Record], *, thresholds: Thresholds = DEFA
     codes = [_status_exit(r) for r in records if r.status != "SKIPPED"]
     for record in records:
         rerun = answer((r for r in records if r.case.key == record.case.key), "rerun")
-        codes.append(_outputs(record, thresholds, rerun=rerun).exit_code)
+        codes.append(judge_record_outputs(record, thresholds, rerun=rerun).exit_code)
     return worst(codes)

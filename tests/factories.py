@@ -143,6 +143,20 @@ def profile(**changes: Any) -> t.Profile:
     return replace(base, **changes)
 
 
+def accuracy(**changes: Any) -> t.Accuracy:
+    """An arm in another arithmetic, as far from float32 as eager is."""
+    return replace(t.Accuracy(dtype="float32", calls=12, worst_call=7, error=0.011, eager_error=0.01), **changes)
+
+
+def compilation(**changes: Any) -> t.Compilation:
+    """Compiled in preparation, and nothing since."""
+    base = t.Compilation(
+        regions=136, graphs=12, graph_breaks=8, cache_hits=0, late_frames=0, late_graphs=0, late_graph_breaks=0,
+        cudagraph_skips=0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
 def difference(**changes: Any) -> t.Difference:
     """Two latents that are bit-exact. See `unequal()` for the other kind."""
     base = t.Difference(

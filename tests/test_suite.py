@@ -18,7 +18,7 @@ from bcgbench.errors import UsageError
 from bcgbench.verdict import DEFAULTS
 from tests import factories as make
 
-BUILT_IN = ("pr27436", "prompt_length", "resolution", "seeds", "smoke", "tiny")
+BUILT_IN = ("pr27436", "prompt_length", "resolution", "rivals", "seeds", "smoke", "tiny")
 
 
 def facts(model):
