@@ -110,13 +110,14 @@ class Compiled:
         return output
 
     def _check_regions(self, ran: int) -> None:
-        """In a capture, torch.compile runs a function eagerly where a guard fails, and says nothing."""
+        """Raise `CaptureError` for a capture in which other code ran than was prepared: torch.compile says nothing."""
         if not capturing():
             self._regions = ran
         elif ran != self._regions:
             raise CaptureError(
-                f"Of {self._regions} compiled regions {ran} ran in the capture: torch.compile ran the others eagerly. "
-                "What differs in a capture (a mode, a patched function) is guarded on; TORCH_LOGS=recompiles names it."
+                f"The forward runs {self._regions} compiled regions, in the capture {ran}: torch.compile ran the rest "
+                "eagerly, or compiled anew. It guards on what differs in a capture, such as a mode or a patched "
+                "function; TORCH_LOGS=recompiles names it."
             )
 
     def prepare(self, forward: Callable[[], Any]) -> None:

@@ -69,10 +69,10 @@ RUNNERS: dict[str, Runner] = {
         name="compile-cudagraph", description="torch.compile of the whole forward with CUDA graphs of its own, mode "
         '"reduce-overhead"', padded=True, compiled="whole", mode="reduce-overhead",
     ),
-    # without CUDA graphs: its question is the kernels, and of 60 blocks a whole forward takes minutes to compile
+    # block by block and without CUDA graphs: its question is the kernels, and tuning a whole forward takes minutes
     "compile-autotune": Runner(
-        name="compile-autotune", description='as compile, mode "max-autotune-no-cudagraphs": matrix products tuned',
-        padded=True, compiled="regional", mode="max-autotune-no-cudagraphs",
+        name="compile-autotune", description='torch.compile of a block at a time, mode "max-autotune-no-cudagraphs": '
+        "matrix products tuned", padded=True, compiled="blocks", mode="max-autotune-no-cudagraphs",
     ),
     "bcg+compile": Runner(
         name="bcg+compile", description="breakable CUDA graph of compiled blocks, attention eager between the segments",
