@@ -101,7 +101,9 @@ def _cast(modules: Sequence[nn.Module], dtype: torch.dtype) -> Switches:
     made: dict[int, Tensor] = {}
 
     def cast(tensor: Tensor) -> Tensor:
-        other = made.setdefault(id(tensor), tensor.detach().to(dtype))
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.detach().to(dtype)
+        other = made[id(tensor)]
         return nn.Parameter(other, requires_grad=False) if isinstance(tensor, nn.Parameter) else other
 
     tables = [table for module in modules for part in module.modules() for table in (part._parameters, part._buffers)]

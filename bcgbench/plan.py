@@ -138,6 +138,8 @@ def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
         notes.append("time to download pretrained weights is not included")
     if facts.generic:
         notes.append(UNVALIDATED)
+    if any("compile" in runner for runner in case.runners):
+        notes.append("compilation is not included: some 20 s for blocks, 1 to 3 min for a whole forward or for tuning")
     if case.device == "cpu":
         notes.append("on a CPU outputs and graph use are checked, and no speed is measured")
     return tuple(notes)
