@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
-NOT_ON_A_CPU = frozenset(
-    {formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)", "n/a (not compiled)"}
-)
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)", "not compiled"})
 """A row of these alone says nothing; the line below the table says why."""
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
@@ -45,7 +43,8 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
     """One pair of arms: outputs first, then speed, then memory, then the proof that graphs ran, then reasons."""
     lines = [_wrapped(f"{view.name}: {verdict.b} against {verdict.a}", indent=2), _row("outputs", _outputs(verdict))]
     if view.timed:
-        lines += [_row("speed", base.speed_phrase(verdict)), _row("memory", _memory(view, verdict))]
+        pays = base.pays_phrase(view, view.arms.get(verdict.a), view.arms.get(verdict.b))
+        lines += [_row("speed", base.speed_phrase(verdict)), _row("pays", pays), _row("memory", _memory(view, verdict))]
     arm = view.arms.get(verdict.b)
     if arm is not None and base.proof_of(arm) is not None:
         lines.append(_row("graphs", base.replay_phrase(arm)))
@@ -181,7 +180,7 @@ def _pays(view: CaseView, record: Record) -> str:
 def _graph_breaks(_: CaseView, record: Record) -> str:
     found = record.compilation
     if found is None:
-        return "n/a (not compiled)"
+        return "not compiled"
     return f"{found.graph_breaks} in {formats.plural(found.graphs, 'graph')}"
 
 
