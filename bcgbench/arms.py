@@ -154,7 +154,7 @@ class Arm:
         Raises `CaptureError`; a call outside the length policy is left to a counted fallback.
         """
         calls = list(calls) if self.runner.captured or not self.runner.same_arithmetic else []
-        for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
+        for hook, arguments in sorted(self.shapes(calls), key=lambda item: _elements(item[1]), reverse=True):
             if hook.variant is not None:
                 hook.variant.prepare(functools.partial(hook.forward, arguments))
             hook.graphed.prepare(arguments)
@@ -173,7 +173,8 @@ class Arm:
                 if any(graph.guarded for graph in hook.graphed.cache.find(hook.graphed.sign(arguments).signature)):
                     hook.graphed.prepare(arguments)
 
-    def _variants(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
+    def shapes(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
+        """Every distinct signature that preparation has to do with, and whose it is."""
         found: dict[Key, tuple[Hook, Arguments]] = {}
         for traced in calls:
             hook = self.hooks[traced.module]

@@ -43,11 +43,12 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
     """One pair of arms: outputs first, then speed, then memory, then the proof that graphs ran, then reasons."""
     lines = [_wrapped(f"{view.name}: {verdict.b} against {verdict.a}", indent=2), _row("outputs", _outputs(verdict))]
     if view.timed:
-        pays = base.pays_phrase(view, view.arms.get(verdict.a), view.arms.get(verdict.b))
-        lines += [_row("speed", base.speed_phrase(verdict)), _row("pays", pays), _row("memory", _memory(view, verdict))]
+        lines += [_row("speed", base.speed_phrase(verdict)), _row("memory", _memory(view, verdict))]
     arm = view.arms.get(verdict.b)
     if arm is not None and base.proof_of(arm) is not None:
         lines.append(_row("graphs", base.replay_phrase(arm)))
+    if view.timed:
+        lines.append(_row("pays", base.pays_phrase(view, view.arms.get(verdict.a), arm)))
     told = [reason for reason in verdict.reasons if reason.code != "not-timed"]  # the line below the metrics says it
     lines += [_row("why", base.reason_text(reason)) for reason in told[:REASON_LIMIT]]
     return "\n".join(lines)

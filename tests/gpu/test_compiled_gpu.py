@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch._dynamo
 
+from bcgbench.forecast import observe
+from bcgbench.predict import predict
 from bcgbench.types import Case
 from bcgbench.verdict import compare
 from tests.running import records_of
@@ -51,6 +53,13 @@ def test_compiled_blocks_replay_as_segments(tmp_path: Path):
     assert compiled.engagement.graph_nodes < plain.engagement.graph_nodes
     assert compiled.memory.pool_bytes <= 2 * plain.memory.pool_bytes
     assert compiled.profile.launches["graph"] == plain.profile.launches["graph"]
+
+
+def test_a_profile_predicts(tmp_path: Path):
+    """A tiny model is launch-bound by far: a short eager profile sees it."""
+    found = predict(observe(CASE), steps=CASE.steps)
+    assert found.gain > 1.5
+    assert (found.busy < 0.5, found.memory_bytes > 0, found.images > 0) == (True, True, True)
 
 
 def test_torchs_own_graphs_are_launched(tmp_path: Path):
