@@ -223,9 +223,11 @@ class Arm:
 
     @property
     def pool_bytes(self) -> int:
-        """Reserved by the arm's graph pools."""
+        """Reserved by the arm's graph pools, torch's own included."""
         backends = [hook.graphed.backend for hook in self.hooks.values()]
-        return sum(backend.pool_bytes() for backend in backends if backend is not None)
+        variants = [hook.variant for hook in self.hooks.values()]
+        own = sum(variant.pool_bytes for variant in variants if variant is not None)
+        return own + sum(backend.pool_bytes() for backend in backends if backend is not None)
 
     def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
         """The proof of replay over everything this arm was asked to run."""

@@ -22,8 +22,9 @@ import torch._dynamo
 from torch import nn
 
 from bcgbench.engine import trees
-from bcgbench.engine.breaks import BreakPolicy, as_break, capturing, compiled_region
+from bcgbench.engine.breaks import BreakPolicy, as_break, capturing, compiled_region, original_of
 from bcgbench.engine.constants import unwatched
+from bcgbench.engine.driver import private_bytes
 from bcgbench.errors import CaptureError
 from bcgbench.runners import Runner
 from bcgbench.types import Compilation
@@ -46,7 +47,8 @@ class Compiled:
         self._runner = runner
         self._policy = policy
         self._cudagraphs = runner.mode in CUDAGRAPH_MODES
-        self._as_break = functools.cache(lambda function: torch.compiler.disable(as_break(function)))
+        self._breaks: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.pool_bytes = 0
         self._blocks = [] if runner.compiled == "whole" else _blocks(module, any_list=runner.compiled == "blocks")
         self._switches = Switches([(vars(b), "_compiled_call_impl", self._compile(b._call_impl)) for b in self._blocks])
         self._forward = original if self._blocks else self._compile(original)
@@ -66,6 +68,13 @@ class Compiled:
                 return compiled(*args, **kwargs)
 
         return call
+
+    def _as_break(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same object for a function in every call."""
+        original = original_of(function)
+        if original not in self._breaks:
+            self._breaks[original] = torch.compiler.disable(as_break(original))
+        return self._breaks[original]
 
     @functools.cached_property
     def _options(self) -> dict[str, Any]:
@@ -122,9 +131,11 @@ class Compiled:
 
     def prepare(self, forward: Callable[[], Any]) -> None:
         """Compile for the shapes of a call, and run it until nothing is compiled any more."""
+        before = private_bytes() if self._cudagraphs else 0
         with torch._dynamo.config.patch(recompile_limit=SHAPES):
             for _ in range(WARM_CALLS):
                 forward()
+        self.pool_bytes += private_bytes() - before if self._cudagraphs else 0
 
     def settle(self) -> None:
         """From here on every compilation is late."""

@@ -36,6 +36,9 @@ ORDERS: dict[str, tuple[SDPBackend, ...]] = {
 class Variant(Protocol):
     """What stands in for a denoiser's own forward."""
 
+    pool_bytes: int
+    """Reserved by CUDA graphs of its own."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One forward."""
 
@@ -125,6 +128,7 @@ class BestEager:
     """Eager with the settings that a user would try first: fused projections, the fastest attention kernels."""
 
     compilation = None
+    pool_bytes = 0
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
         self._original = original

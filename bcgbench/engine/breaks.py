@@ -81,6 +81,13 @@ def as_break(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if getattr(function, _MARK, False) else eager_on_graph(function)
 
 
+def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside a break, however often it was wrapped; any other function itself."""
+    while getattr(function, _MARK, False):
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
 def compiled_region(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled code that a capture takes for one operation: what it does inside is not seen, nor run again."""
 
