@@ -255,6 +255,21 @@ def graph_record(*, denoise_s: float | Sequence[float] = 0.5, **changes: Any) ->
     return replace(base, **changes)
 
 
+def rival_record(*, denoise_s: float | Sequence[float] = 0.4, **changes: Any) -> t.Record:
+    """A valid `compile` record: inexact, within tolerance, 30 s of compilation."""
+    runner = changes.get("runner", "compile")
+    base = record(
+        runner=runner,
+        settings={"runner": runner, "attention": "native", "dtype": "bfloat16", "compile": "60 blocks"},
+        samples=samples(denoise_s=denoise_s, runner=runner),
+        fidelity=(inexact(question="arithmetic", reference="eager-padded"),),
+        accuracy=accuracy(),
+        compilation=compilation(regions=0),
+        prepare_s=30.0,
+    )
+    return replace(base, **changes)
+
+
 def run_info(**changes: Any) -> t.RunInfo:
     """The header of a run of one case."""
     base = t.RunInfo(
