@@ -14,7 +14,7 @@ from typing import Literal
 
 from bcgbench.floor import peak_flops
 from bcgbench.stats import log_ratios, median
-from bcgbench.types import Engagement, Memory, Profile, Record, Sample
+from bcgbench.types import Compilation, Engagement, Memory, Profile, Record, Sample
 
 Clock = Literal["event", "host"]
 Unit = Literal["s", "bytes", "count", "ratio"]
@@ -83,6 +83,15 @@ def _of_memory(read: Callable[[Memory], float | None]) -> Read:
 
 def _of_profile(read: Callable[[Profile], float | None]) -> Read:
     return lambda record: None if record.profile is None else read(record.profile)
+
+
+def _of_compile(read: Callable[[Compilation], float | None]) -> Read:
+    return lambda record: None if record.compilation is None else read(record.compilation)
+
+
+def _error_ratio(record: Record) -> float | None:
+    found = record.accuracy
+    return found.error / found.eager_error if found and found.error is not None and found.eager_error else None
 
 
 def _denoise_s(record: Record) -> float | None:
@@ -189,6 +198,10 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("evictions", "count", "lower", "graphs dropped for room", _of_graphs(lambda e: e.evictions)),
     ("uncalled", "count", "lower", "graphs captured and never replayed", _of_graphs(lambda e: len(e.uncalled))),
     ("prepare_forwards", "count", "lower", "forwards spent preparing", _of_graphs(lambda e: e.prepare_forwards)),
+    # What torch.compile did, and what its arithmetic costs.
+    ("graph_breaks", "count", "lower", "graph breaks of torch.compile", _of_compile(lambda c: c.graph_breaks)),
+    ("late_compiles", "count", "lower", "graphs compiled after preparation", _of_compile(lambda c: c.late_graphs)),
+    ("error_ratio", "ratio", "lower", "error over eager's, against a wider dtype, in the worst call", _error_ratio),
 )
 # fmt: on
 

@@ -132,6 +132,7 @@ class BestEager:
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
         self._original = original
+        self._on_gpu = any(weight.is_cuda for weight in module.parameters())
         self._order = next(iter(ORDERS))
         fuse = getattr(module, "fuse_qkv_projections", None)
         self._switches = Switches() if fuse is None else changes(module, fuse)
@@ -151,7 +152,7 @@ class BestEager:
 
     def prepare(self, forward: Callable[[], Any]) -> None:
         """Choose the order by the first call; a CPU has one kernel."""
-        if self._tried or not torch.cuda.is_available():
+        if self._tried or not self._on_gpu:
             return
         for name in ORDERS:
             self._order = name
