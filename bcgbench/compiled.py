@@ -103,20 +103,22 @@ class Compiled:
             yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before, regions = _counted(), self._region_calls
+        before, regions = self._count(), self._region_calls
         if self._cudagraphs:
             torch.compiler.cudagraph_mark_step_begin()
         with self.installed():
             output = self._forward(*args, **kwargs)
         if self._cudagraphs:
             output = trees.clone(output)  # the next call writes to the same memory
-        found = _counted() - before
         self._check_regions(self._region_calls - regions)
-        if self._settled:
-            self._late += found
-        else:
-            self._prepared += found
+        found = self._count()
+        if found != before:
+            (self._late if self._settled else self._prepared).update(found - before)
         return output
+
+    def _count(self) -> Counter[str]:
+        """What torch.compile counted so far; once prepared, what shows that it did anything, in a microsecond."""
+        return _frames() if self._settled else _frames() + _details()
 
     def _check_regions(self, ran: int) -> None:
         """Raise `CaptureError` for a capture in which other code ran than was prepared: torch.compile says nothing."""
@@ -153,8 +155,7 @@ class Compiled:
         return Compilation(
             regions=self._regions, graphs=prepared["graphs"], graph_breaks=prepared["breaks"],
             cache_hits=prepared["hits"], late_frames=late["frames"], late_graphs=late["graphs"],
-            late_graph_breaks=late["breaks"],
-            cudagraph_skips=prepared["skips"] + late["skips"] if self._cudagraphs else 0,
+            cudagraph_skips=prepared["skips"] if self._cudagraphs else 0,
         )  # fmt: skip
 
 
@@ -177,11 +178,15 @@ def _blocks(module: nn.Module, *, any_list: bool) -> list[nn.Module]:
     return found
 
 
-def _counted() -> Counter[str]:
-    """What torch.compile counted in this process; a frame is a function that it looked at."""
+def _frames() -> Counter[str]:
+    """Functions that torch.compile looked at in this process, and graphs that it made."""
+    counters = torch._dynamo.utils.counters
+    return Counter(frames=counters["frames"]["total"], graphs=counters["stats"]["unique_graphs"])
+
+
+def _details() -> Counter[str]:
     counters = torch._dynamo.utils.counters
     return Counter(
-        frames=counters["frames"]["total"], graphs=counters["stats"]["unique_graphs"],
         breaks=sum(counters["graph_break"].values()), hits=counters["inductor"]["fxgraph_cache_hit"],
         skips=counters["inductor"]["cudagraph_skips"],
     )  # fmt: skip

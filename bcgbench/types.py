@@ -325,7 +325,6 @@ class Compilation:
     late_frames: int
     """After preparation; any means that a measured request compiled, or ran eagerly."""
     late_graphs: int
-    late_graph_breaks: int
     cudagraph_skips: int
     """Compiled graphs that were to run as CUDA graphs and do not."""
 

@@ -103,8 +103,9 @@ def changes(module: nn.Module, action: Callable[[], object]) -> Switches:
         if old.get(name, _ABSENT) is not value
     ]
     for table, old in zip(tables, before, strict=True):
-        table.clear()
-        table.update(old)
+        if table.keys() != old.keys() or any(table[name] is not value for name, value in old.items()):
+            table.clear()
+            table.update(old)
     return Switches(entries)
 
 

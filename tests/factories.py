@@ -151,7 +151,7 @@ def accuracy(**changes: Any) -> t.Accuracy:
 def compilation(**changes: Any) -> t.Compilation:
     """Compiled in preparation, and nothing since."""
     base = t.Compilation(
-        regions=136, graphs=12, graph_breaks=8, cache_hits=0, late_frames=0, late_graphs=0, late_graph_breaks=0,
+        regions=136, graphs=12, graph_breaks=8, cache_hits=0, late_frames=0, late_graphs=0,
         cudagraph_skips=0,
     )  # fmt: skip
     return replace(base, **changes)

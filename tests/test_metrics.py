@@ -9,7 +9,17 @@ import pytest
 
 from bcgbench.metrics import METRICS, clock_of, denoise_times, paired_log_ratios
 from tests.factories import (
-    GIB, accuracy, compilation, engagement, graph_record, memory, miss, profile, record, sample, samples,
+    GIB,
+    accuracy,
+    compilation,
+    engagement,
+    graph_record,
+    memory,
+    miss,
+    profile,
+    record,
+    sample,
+    samples,
 )  # fmt: skip
 
 
