@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 
 from bcgbench import measure
-from bcgbench.arms import Arm, Traced, Tracer
+from bcgbench.arms import Arm, Hook, Tracer
+from bcgbench.binding import Arguments
+from bcgbench.engine import trees
 from bcgbench.errors import BcgbenchError, EnvironmentFault
 from bcgbench.live import Live
 from bcgbench.models import base
@@ -51,14 +53,15 @@ def _observe(session: base.Session, *, on_stage: Callable[[str], object]) -> Eag
     on_stage("profile eager")
     profile = _profile(eager, session)
     on_stage("profile eager on padded inputs" if pads else "nothing is padded")
+    shapes = Arm(RUNNERS["bcg"], session).shapes(tracer.calls)
     return Eager(
         step_s=median(measured.step_s[1:] or measured.step_s),
         busy_s=_busy_s(profile),
         padded_busy_s=_busy_s(_profile(padded, session)) if pads else None,
         kernels=profile.kernels,
         forwards=len(tracer.calls) / len(measured.step_s),
-        signatures=len(Arm(RUNNERS["bcg"], session).shapes(tracer.calls)),
-        memory_bytes=_call_bytes(padded.arm, first, session.device),
+        signatures=len(shapes),
+        memory_bytes=_call_bytes(*max(shapes, key=lambda shape: _elements(shape[1])), device=session.device),
     )
 
 
@@ -80,10 +83,14 @@ def _busy_s(profile: Profile) -> float:
     return profile.busy_s
 
 
-def _call_bytes(arm: Arm, traced: Traced, device: torch.device) -> int | None:
-    """Peak of one call above what is held before it."""
+def _elements(arguments: Arguments) -> int:
+    return sum(tensor.numel() for tensor in trees.tensors(arguments))
+
+
+def _call_bytes(hook: Hook, arguments: Arguments, *, device: torch.device) -> int | None:
+    """Peak of one call above what is held before it: all graphs share a pool as large as the largest needs."""
     held, _ = measure.memory(device)
     measure.peak_reset(device)
-    arm.call(traced)
+    hook.forward(arguments)
     peak, _ = measure.peak(device)
     return None if peak is None else max(0, peak - held)
