@@ -7,11 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from bcgbench import store
+from bcgbench import forecast, store
 from bcgbench.cli import app
+from bcgbench.models import base
 from bcgbench.predict import Eager, check, predict
+from bcgbench.types import Case
 from tests import factories as make
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -88,3 +91,14 @@ def test_a_cpu_has_no_busy_time():
     found = invoke("--model", "tiny/qwen-image")
     assert (found.exit_code, "--check RUN" in found.stderr) == (7, True)
     assert invoke("--check", RUN, "--model", "tiny/qwen-image", "--results", RESULTS).exit_code == 2
+
+
+def test_what_is_observed_of_a_model(monkeypatch: pytest.MonkeyPatch):
+    """Two calls per step, a graph per bucket, and eager on padded inputs because the model pads."""
+    monkeypatch.setattr(forecast, "_profile", lambda live, session: make.profile(busy_s=0.001, kernels=100.0))
+    case = Case(model="tiny/qwen-image", width_px=32, height_px=32, steps=2, prompts=("cube", "a cube"), device="cpu",
+                dtype="float32")  # fmt: skip
+    with torch.no_grad():
+        found = forecast._observe(base.load(case), on_stage=lambda _: None)
+    assert (found.forwards, found.signatures, found.padded_busy_s, found.kernels) == (2.0, 2, 0.001, 100.0)
+    assert found.step_s > 0
