@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from bcgbench.binding import Arguments, Binder
+from bcgbench.compiled import variant_of
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.buffers import clone_strided, version
@@ -27,6 +28,7 @@ from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
 from bcgbench.types import Engagement, Miss
 from bcgbench.unchanged import mark
+from bcgbench.variant import replaced
 
 Key = tuple[str, Signature]
 """Module and signature: one graph."""
@@ -62,20 +64,23 @@ class Hook:
         original = module.forward
         adapter, case = session.adapter, session.case
 
-        def forward(arguments: Arguments) -> Any:
-            return adapter.forward(module, original, arguments)
-
+        options = DEFAULT.without(*runner.without)
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
         if policy is not None and policy.attention:
-            policy = replace(policy, names=(*policy.names, *adapter.breaks))
+            policy = replace(policy, names=(*policy.names, *adapter.breaks), kernels=options.kernel_breaks)
+        self.variant = variant_of(runner, module, original, policy=policy)
+
+        def forward(arguments: Arguments) -> Any:
+            return adapter.forward(module, self.variant or original, arguments)
+
+        self.forward = forward
         self._device = session.device
         self.module = module
         self.weights = mark(module)
         self.original = original
         self.bind = Binder(original)
         self.share = session.share
-        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module,
-                                       options=DEFAULT.without(*runner.without))  # fmt: skip
+        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module, options=options)
         self._adapter = adapter
         self._padded = runner.padded
         self._buckets = adapter.default_buckets if case.buckets is None else case.buckets
@@ -117,22 +122,6 @@ class Hook:
         return other
 
 
-@contextlib.contextmanager
-def _replaced(module: nn.Module, forward: Any) -> Iterator[None]:
-    """`module.forward` replaced on the instance. The wrapper keeps the signature: a pipeline may inspect it."""
-    original, own = module.forward, vars(module).get("forward")  # accelerate's offloading puts one on the instance
-    module.forward = functools.wraps(original)(
-        lambda *args, **kwargs: forward(*args, **kwargs)  # noqa: PLW0108 - `wraps` cannot write to a bound method
-    )
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-
 class Arm:
     """One runner on one session."""
 
@@ -153,7 +142,9 @@ class Arm:
         with contextlib.ExitStack() as stack:
             if self.runner.hooked:
                 for hook in self.hooks.values():
-                    stack.enter_context(_replaced(hook.module, hook))
+                    stack.enter_context(replaced(hook.module, hook))
+                    if hook.variant is not None and not self.runner.captured:
+                        stack.enter_context(hook.variant.installed())
             yield
         self._engaged |= {key for key, replays in self._replays().items() if replays > before[key]}
 
@@ -162,17 +153,20 @@ class Arm:
         return self.hooks[traced.module].call(traced.arguments)
 
     def prepare(self, calls: Iterable[Traced]) -> None:
-        """Capture every signature that the calls may meet, the largest first, then freeze.
+        """Compile for and capture every signature that the calls may meet, the largest first, then freeze.
 
         Raises `CaptureError`; a call outside the length policy is left to a counted fallback.
         """
-        if self.runner.captured:
-            calls = list(calls)
-            for hook, arguments in sorted(self._variants(calls), key=lambda item: _elements(item[1]), reverse=True):
-                hook.graphed.prepare(arguments)
-            self._prepare_guarded(calls)
+        calls = list(calls) if self.runner.captured or not self.runner.same_arithmetic else []
+        for hook, arguments in sorted(self.shapes(calls), key=lambda item: _elements(item[1]), reverse=True):
+            if hook.variant is not None:
+                hook.variant.prepare(functools.partial(hook.forward, arguments))
+            hook.graphed.prepare(arguments)
+        self._prepare_guarded(calls)
         for hook in self.hooks.values():
             hook.graphed.freeze()
+            if hook.variant is not None:
+                hook.variant.settle()
 
     def _prepare_guarded(self, calls: Iterable[Traced]) -> None:
         """Calls of one signature need graphs of their own where the host reads different values in them."""
@@ -183,12 +177,15 @@ class Arm:
                 if any(graph.guarded for graph in hook.graphed.cache.find(hook.graphed.sign(arguments).signature)):
                     hook.graphed.prepare(arguments)
 
-    def _variants(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
+    def shapes(self, calls: Iterable[Traced]) -> list[tuple[Hook, Arguments]]:
+        """Every distinct signature that preparation has to do with, and whose it is."""
         found: dict[Key, tuple[Hook, Arguments]] = {}
         for traced in calls:
             hook = self.hooks[traced.module]
             with contextlib.suppress(OutsidePolicy):
-                for arguments in hook.variants(traced.arguments):
+                # a graph for every length; without graphs only what the requests make is compiled
+                every = hook.variants(traced.arguments) if self.runner.captured else [hook.pad(traced.arguments)]
+                for arguments in every:
                     found.setdefault((traced.module, hook.graphed.sign(arguments).signature), (hook, arguments))
                 self.asked.add((traced.module, hook.graphed.sign(hook.pad(traced.arguments)).signature))
         return list(found.values())
@@ -230,9 +227,11 @@ class Arm:
 
     @property
     def pool_bytes(self) -> int:
-        """Reserved by the arm's graph pools."""
+        """Reserved by the arm's graph pools, torch's own included."""
         backends = [hook.graphed.backend for hook in self.hooks.values()]
-        return sum(backend.pool_bytes() for backend in backends if backend is not None)
+        variants = [hook.variant for hook in self.hooks.values()]
+        own = sum(variant.pool_bytes for variant in variants if variant is not None)
+        return own + sum(backend.pool_bytes() for backend in backends if backend is not None)
 
     def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
         """The proof of replay over everything this arm was asked to run."""
@@ -287,7 +286,7 @@ class Tracer:
         """The pipeline runs through the arm, traced, until the block ends; the arm itself must not be attached."""
         with contextlib.ExitStack() as stack:
             for name, hook in self._arm.hooks.items():
-                stack.enter_context(_replaced(hook.module, functools.partial(self._call, name, hook)))
+                stack.enter_context(replaced(hook.module, functools.partial(self._call, name, hook)))
             yield
 
     def _call(self, name: str, hook: Hook, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,27 +16,23 @@ from pathlib import Path
 import torch
 
 from bcgbench import answers, environment, measure
+from bcgbench.accuracy import References, references_for
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import Saver
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned
 from bcgbench.flops import count_flops
-from bcgbench.live import Live
+from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.models import base, prior
-from bcgbench.profile import profile_request
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Reason, Record, Sample
+from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Record, Sample
 
 log = logging.getLogger(__name__)
 
 PROFILE_STEPS = 2
 Emit = Callable[[Sample | Record | Progress], None]
-
-
-class Stopped(Exception):
-    """The user asked to stop; what was measured is kept."""
 
 
 def run_case(
@@ -51,7 +47,7 @@ def run_case(
             bench.run(names)
     except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
-            live.result.failure = live.result.failure or _unfinished(error)
+            live.result.failure = live.result.failure or unfinished(error)
     saver = Saver(run_path, case, bench.session.adapter.facts.frame_rate)
     saved = prior.save(bench.session.prior, run_path, case=case)
     for live in bench.live.values():
@@ -59,13 +55,6 @@ def run_case(
             live.result.artifacts = saver.save(live.finals, runner=live.name) | saved
         emit(assemble(live.arm, live.result, bench.session, bench.environment, run_id=run_id, attempt=attempt,
                       expected_forwards=live.expected, denoise_flops=bench.denoise_flops))  # fmt: skip
-
-
-def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
-    """Why an arm that did not fail itself has no complete record."""
-    if isinstance(error, Stopped):
-        return Reason(code="interrupted", text="stopped by the user; resume the run to measure the rest")
-    return Reason(code="process-poisoned", text=f"another arm lost the device; resume the run. {error}")
 
 
 class CaseBench:
@@ -85,6 +74,7 @@ class CaseBench:
         self._calls: list[Traced] = []
         self._calls_of: dict[int, int] = {}
         self._traced = Finals()
+        self._references: dict[bool, References] = {}
         self._progress = Progress(case=session.case.key, stage="load")
         self._base = measure.memory(session.device)
         self._monitor = environment.GpuMonitor(session.case.device) if session.device.type == "cuda" else None
@@ -118,6 +108,11 @@ class CaseBench:
         self._calls = tracer.calls
         if self.session.device.type == "cuda":
             self.denoise_flops = count_flops(arm, self._calls[: self._calls_of[0]])
+        # before any arm takes memory: the cast weights stand beside the model's own
+        self._references = references_for(
+            (live.arm.runner for live in self.live.values()), self.session, self._calls,
+            report=lambda done, total: self._report("trace", "reference", done=done, total=total),
+        )  # fmt: skip
 
     def _prepare(self, live: Live) -> None:
         self._report("prepare", live.name)
@@ -167,9 +162,23 @@ class CaseBench:
         eager = self.live.get("eager")
         if eager is not None and eager.usable:
             self._check_rerun(eager)
-        graphs = {name: live for name, live in self.live.items() if live.arm.runner.captured and live.usable}
-        if graphs or "eager-padded" in self.live:
-            self._check_padded(graphs)
+        usable = [live for live in self.live.values() if live.usable]
+        judged = [live for live in usable if live.arm.runner.captured or not live.arm.runner.same_arithmetic]
+        self._check_native([live for live in judged if not live.arm.runner.padded])
+        padded = {live.name: live for live in judged if live.arm.runner.padded}
+        if padded or "eager-padded" in self.live:
+            self._check_padded(padded)
+
+    def _check_native(self, arms: list[Live]) -> None:
+        """Arms that run at the native length, against the traced outputs."""
+        tallies = {live.name: live.tally(self._references) for live in arms}
+        for traced in self._reported_calls(", ".join(tallies)) if arms else ():
+            for live in arms:
+                one = functools.partial(Live.compare, tally=tallies[live.name], traced=traced, expected=traced.output)
+                self._attempt("check", live, one)
+        for live in arms:
+            one = functools.partial(Live.answer, tally=tallies[live.name], expected=self._traced)
+            self._attempt("check", live, one)
 
     def _check_rerun(self, eager: Live) -> None:
         """Eager again, against the traced outputs."""
@@ -186,7 +195,7 @@ class CaseBench:
         if padded is None or not padded.usable:
             padded = Live(Arm(RUNNERS["eager-padded"], self.session))
             self._attempt("check", padded, self._one_each)
-        tallies = {name: CallTally() for name in ("padding", *graphs)}
+        tallies = {"padding": CallTally()} | {name: live.tally(self._references) for name, live in graphs.items()}
         for traced in self._reported_calls(", ".join(tallies)):
             self._attempt("check", padded, functools.partial(self._compare_padded, tallies, traced, graphs))
         if not padded.usable:
@@ -194,7 +203,8 @@ class CaseBench:
         padding = self._against_eager("padding", tally=tallies["padding"], got=padded.finals)
         padded.result.fidelity = (padding,)
         for name, live in graphs.items():
-            self._attempt("check", live, functools.partial(_answer_graph, tallies[name], padded.finals, padding))
+            one = functools.partial(Live.answer, tally=tallies[name], expected=padded.finals, others=(padding,))
+            self._attempt("check", live, one)
 
     def _compare_padded(
         self, tallies: dict[str, CallTally], traced: Traced, graphs: dict[str, Live], padded: Live
@@ -231,14 +241,7 @@ class CaseBench:
             live.expected += (self._calls_of[0] - second) * PROFILE_STEPS // self._case.steps + second
             return measured.loop_steps
 
-        before = [graph.replays for graph in live.arm.graphs]
-        loop_steps = run()
-        steps = sum(loop_steps)
-        replayed = [(graph, graph.replays - old) for graph, old in zip(live.arm.graphs, before, strict=True)]
-        known = all(graph.kernels is not None for graph, _ in replayed)
-        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // steps if known else None
-        profile = profile_request(run, steps=steps, graph_kernels_per_step=kernels)
-        live.result.profile = dataclasses.replace(profile, loop_steps=loop_steps)
+        live.profile(run)
 
     # --- one image ------------------------------------------------------------------------------------------------
 
@@ -291,8 +294,3 @@ class CaseBench:
 
     def _on_step(self, step: int) -> None:
         self._emit(dataclasses.replace(self._progress, step=step + 1))
-
-
-def _answer_graph(tally: CallTally, expected: Finals, padding: Fidelity, live: Live) -> None:
-    graph = answers.answer("graph", reference="eager-padded", tally=tally, expected=expected, got=live.finals)
-    live.result.fidelity = (graph, padding)

@@ -20,10 +20,10 @@ from bcgbench import answers, context, environment, measure
 from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm
 from bcgbench.artifacts import Saver
-from bcgbench.bench import CaseBench, Emit, Stopped, _unfinished
+from bcgbench.bench import CaseBench, Emit
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, RankFailed
-from bcgbench.live import Live
+from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.merge import Part, merge
 from bcgbench.models import base, prior
 from bcgbench.parallel import parse_parallel
@@ -56,7 +56,7 @@ def run_case(
             bench.run(names)
     except (Stopped, ProcessPoisoned) as error:
         for live in bench.live.values():
-            live.result.failure = live.result.failure or _unfinished(error)
+            live.result.failure = live.result.failure or unfinished(error)
     _conclude(bench, case, share, run_id=run_id, run_path=run_path, attempt=attempt, emit=say)
 
 

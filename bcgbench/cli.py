@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bcgbench import __version__, cli_divergence, cli_validate
+from bcgbench import __version__, cli_divergence, cli_predict, cli_validate
 from bcgbench import cli_options as opt
 from bcgbench.cli_guard import INTERRUPTED, guarded, say
 from bcgbench.cli_options import DEFAULT_RESULTS
@@ -162,6 +162,7 @@ def _print(report: Report, style: str) -> None:
 
 
 app.command()(cli_validate.validate)
+app.command()(cli_predict.predict)
 
 
 @app.command()

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from bcgbench.types import Case, Record, Verdict
 
 REFERENCE = "eager"
-BOUND = ("graph", "bcg")
-"""The whole graph is what breaks cost against; shown, never a reason to fail a run."""
+BOUNDS = (
+    ("graph", "bcg"),
+    ("eager-best", "bcg"),
+    *((rival, "bcg+compile") for rival in ("compile", "compile-cudagraph", "compile-autotune", "graph+compile", "bcg")),
+)
+"""What breaks cost against the whole graph, and graphs against rivals; shown, never a reason to fail a run."""
 
 
 def judge_run(records: Sequence[Record]) -> tuple[Verdict, ...]:
-    """Per case, every arm against eager (or the first arm there is), and bcg against the whole graph.
+    """Per case, every arm against eager (or the first arm there is), and graphs against their bounds and rivals.
 
     An arm that failed or was skipped is in no pair: its own record says why and sets the exit code.
     """
@@ -96,8 +100,7 @@ def _by_case(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
 def _pairs(arms: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     reference = REFERENCE if REFERENCE in arms else arms[0]
     yield from ((reference, arm) for arm in arms if arm != reference)
-    if set(BOUND) <= set(arms) and reference not in BOUND:
-        yield BOUND
+    yield from (pair for pair in BOUNDS if set(pair) <= set(arms) and reference not in pair)
 
 
 def _described(records: Sequence[Record]) -> str:

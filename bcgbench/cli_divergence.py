@@ -57,11 +57,17 @@ def divergence(
 ) -> int:
     """Find the first denoise step, transformer call, module and operation where two arms differ."""
     from bcgbench import cli_run
+    from bcgbench.runners import RUNNERS
 
     names = arms or ["eager-padded", "bcg"]
     if len(names) != 2:  # noqa: PLR2004 - a pair
         message = f"expected two arms such as `eager-padded bcg`, got {len(names)}: {' '.join(names)}"
         raise UsageError(message)
+    if other := [name for name in names if name in RUNNERS and not RUNNERS[name].same_arithmetic]:
+        message = (
+            f"{', '.join(other)}: computes in another arithmetic than eager, so that every call differs by rounding"
+        )
+        raise UsageError(f"{message}; `run` judges it by a reference in float32")
     values = {
         "steps": steps, "guidance": guidance, "weights": weights, "source": source, "device": device, "dtype": dtype,
         "break": break_policy, "seed": seed, "prior": prior, "rewrite_prompts": rewrite_prompts or None,

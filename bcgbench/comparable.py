@@ -9,7 +9,10 @@ import dataclasses
 
 from bcgbench.types import Case, Environment, Reason, Record
 
-SWITCH = frozenset({"runner", "capture", "break_policy", "auto broke at", "break choice", "engine without", "padding"})
+SWITCH = frozenset({
+    "runner", "capture", "break_policy", "auto broke at", "break choice", "engine without", "padding", "compile",
+    "fused projections", "attention order",
+})  # fmt: skip
 """Settings in which two compared arms may differ: the thing under test."""
 NOT_WORK = frozenset({"runners", "rounds", "profile", "timeout_s"})
 """Fields of a case that change neither what is computed nor how one image is measured, as in `Case.key`."""

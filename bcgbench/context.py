@@ -1,6 +1,7 @@
 """`context:N`: each rank computes a part of the sequence, by diffusers' own context parallelism (Ulysses).
 
-Its collectives stand inside the forward, in breaks of their own. Not here: a collective anywhere else, whose capture the engine refuses by name.
+Its collectives stand inside the forward, in breaks of their own. Not here: a collective anywhere else, whose capture
+the engine refuses by name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ EXCHANGES = (
     "diffusers.models.attention_dispatch._templated_context_parallel_attention",
     "diffusers.hooks.context_parallel.EquipartitionSharder.unshard",
 )
-"""Breaks around diffusers' collectives: those before and after the attention's kernel, and where the parts of the output
-come together."""
+"""Breaks around diffusers' collectives: those before and after the attention's kernel, and the one that puts the parts
+of the output together."""
 
 
 class Parts:

@@ -19,8 +19,8 @@ from bcgbench import fidelity
 from bcgbench.binding import Arguments
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal, bits
+from bcgbench.thresholds import DEFAULTS
 from bcgbench.types import Difference
-from bcgbench.verdict import DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

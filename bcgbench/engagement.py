@@ -12,11 +12,13 @@ from bcgbench.hints import hint
 from bcgbench.types import Engagement, Reason, Record, Sample
 
 CODES = frozenset(
-    {"not-engaged", "captured-not-engaged", "fallback", "late-capture", "baseline-replayed", "uncalled", "evicted"}
-)
+    {"not-engaged", "captured-not-engaged", "fallback", "late-capture", "baseline-replayed", "uncalled", "evicted",
+     "late-compile", "cudagraphs-skipped"}
+)  # fmt: skip
 """Every code that `engagement_reasons` gives."""
-INFORMATIONAL = frozenset({"uncalled", "evicted"})
-"""Those that leave a record OK: a bucket that no prompt needed, a graph dropped for room and made again."""
+INFORMATIONAL = frozenset({"uncalled", "evicted", "cudagraphs-skipped"})
+"""Those that leave a record OK: a bucket that no prompt needed, a graph dropped for room and made again, a part of a
+compiled forward that torch runs without its CUDA graphs."""
 
 
 def is_graph(record: Record) -> bool:
@@ -26,15 +28,16 @@ def is_graph(record: Record) -> bool:
 
 def engagement_reasons(record: Record) -> tuple[Reason, ...]:
     """Every way in which the record's counters contradict what its arm claims; also for tape runs."""
+    compiled = tuple(_compile_reasons(record))
     if not is_graph(record):
         replays = sum(s.replays for s in record.samples)
         text = f"{record.runner} is a baseline without graphs, yet {replays} calls were replayed; run it unhooked"
-        return (Reason(code="baseline-replayed", text=text),) if replays else ()
+        return (*((Reason(code="baseline-replayed", text=text),) if replays else ()), *compiled)
     proof = record.engagement
     if proof is None:
         text = f"{record.runner} carries no proof of replay (no engagement); its times may be eager times"
-        return (Reason(code="not-engaged", text=text),)
-    return (*_replay_reasons(proof, record.measured), *_launch_reasons(record), *_capture_reasons(proof))
+        return (Reason(code="not-engaged", text=text), *compiled)
+    return (*compiled, *_replay_reasons(proof, record.measured), *_launch_reasons(record), *_capture_reasons(proof))
 
 
 def _replay_reasons(proof: Engagement, measured: Sequence[Sample]) -> Iterable[Reason]:
@@ -62,6 +65,21 @@ def _launch_reasons(record: Record) -> Iterable[Reason]:
     if record.backend == "cuda" and any(launches.values()) and not launches.get("graph"):
         text = "the profiler saw no graph launch in a denoise loop whose calls count as replayed; they ran eagerly"
         yield Reason(code="not-engaged", text=text)
+
+
+def _compile_reasons(record: Record) -> Iterable[Reason]:
+    """torch.compile's own counters: nothing may be compiled, or fall back to eager, once preparation is over."""
+    found = record.compilation
+    if found is None:
+        return
+    if found.late_frames:
+        text = f"torch.compile looked at {found.late_frames} functions after preparation and compiled "
+        text += f"{found.late_graphs} graphs: measured requests compiled or ran eagerly; TORCH_LOGS=recompiles says why"
+        yield Reason(code="late-compile", text=text)
+    if found.cudagraph_skips and record.case.device != "cpu":
+        text = f"{found.cudagraph_skips} of {found.graphs} compiled graphs run without torch's CUDA graphs"
+        code = "not-engaged" if found.cudagraph_skips >= found.graphs else "cudagraphs-skipped"
+        yield Reason(code=code, text=text + "; TORCH_LOGS=perf_hints says why")
 
 
 def _misses_phrase(proof: Engagement) -> str:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from bcgbench import answers
+from bcgbench.accuracy import ErrorTally, References
 from bcgbench.answers import CallTally, Finals
 from bcgbench.arms import Arm, Traced
+from bcgbench.compiled import CUDAGRAPH_MODES
+from bcgbench.errors import ProcessPoisoned
+from bcgbench.profile import profile_request
 from bcgbench.records import ArmResult
+from bcgbench.types import Fidelity, Question, Reason
+
+
+class Stopped(Exception):
+    """The user asked to stop; what was measured is kept."""
+
+
+def unfinished(error: Stopped | ProcessPoisoned) -> Reason:
+    """Why an arm that did not fail itself has no complete record."""
+    if isinstance(error, Stopped):
+        return Reason(code="interrupted", text="stopped by the user; resume the run to measure the rest")
+    return Reason(code="process-poisoned", text=f"another arm lost the device; resume the run. {error}")
 
 
 @dataclass(slots=True)
@@ -33,3 +52,29 @@ class Live:
         """Add this arm's output on a traced call's inputs to a tally."""
         self.expected += 1
         tally.add(expected, self.arm.call(traced))
+
+    def tally(self, references: Mapping[bool, References]) -> CallTally:
+        """An empty comparison of this arm's calls with eager's; `references` by whether calls are padded."""
+        runner = self.arm.runner
+        return CallTally() if runner.same_arithmetic else ErrorTally(references=references[runner.padded])
+
+    def answer(self, tally: CallTally, expected: Finals, others: tuple[Fidelity, ...] = ()) -> None:
+        """The finished comparison with eager on the same inputs, before answers to other questions."""
+        question: Question = "graph" if self.arm.runner.same_arithmetic else "arithmetic"
+        reference = "eager-padded" if self.arm.runner.padded else "eager"
+        own = answers.answer(question, reference=reference, tally=tally, expected=expected, got=self.finals)
+        self.result.fidelity = (own, *others)
+        if isinstance(tally, ErrorTally):
+            self.result.accuracy = tally.accuracy(self.finals)
+
+    def profile(self, run: Callable[[], tuple[int, ...]]) -> None:
+        """Profile a short request, after one that is not; `run` makes it and returns the steps of its loops."""
+        before = [graph.replays for graph in self.arm.graphs]
+        loop_steps = run()
+        steps = sum(loop_steps)
+        replayed = [(graph, graph.replays - old) for graph, old in zip(self.arm.graphs, before, strict=True)]
+        # what torch's own CUDA graphs hold is not known
+        known = self.arm.runner.mode not in CUDAGRAPH_MODES and all(graph.kernels is not None for graph, _ in replayed)
+        kernels = sum((graph.kernels or 0) * count for graph, count in replayed) // steps if known else None
+        found = profile_request(run, steps=steps, graph_kernels_per_step=kernels)
+        self.result.profile = dataclasses.replace(found, loop_steps=loop_steps)

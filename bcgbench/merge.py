@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bcgbench.metrics import METRICS
+from bcgbench.thresholds import DEFAULTS, Thresholds
 from bcgbench.types import Engagement, Fidelity, RankResult, Reason, Record, Status
-from bcgbench.verdict import DEFAULTS, Thresholds
 
 STATUSES: tuple[Status, ...] = ("OK", "SKIPPED", "INVALID", "FAILED")
 """From best to worst: an arm is what its worst rank is."""

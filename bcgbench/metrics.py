@@ -7,13 +7,14 @@ Here: single numbers of one record, unrounded SI. Not here: intervals (`stats.py
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from bcgbench.floor import peak_flops
 from bcgbench.stats import log_ratios, median
-from bcgbench.types import Engagement, Memory, Profile, Record, Sample
+from bcgbench.types import Compilation, Engagement, Memory, Profile, Record, Sample
 
 Clock = Literal["event", "host"]
 Unit = Literal["s", "bytes", "count", "ratio"]
@@ -84,6 +85,15 @@ def _of_profile(read: Callable[[Profile], float | None]) -> Read:
     return lambda record: None if record.profile is None else read(record.profile)
 
 
+def _of_compile(read: Callable[[Compilation], float | None]) -> Read:
+    return lambda record: None if record.compilation is None else read(record.compilation)
+
+
+def _error_ratio(record: Record) -> float | None:
+    found = record.accuracy
+    return found.error / found.eager_error if found and found.error is not None and found.eager_error else None
+
+
 def _denoise_s(record: Record) -> float | None:
     event = clock_of(record) == "event"
     return _median(s.denoise_event_s if event else s.denoise_host_s for s in record.measured)
@@ -92,6 +102,17 @@ def _denoise_s(record: Record) -> float | None:
 def outside_s(record: Record) -> float | None:
     """Median seconds of a request outside its denoise span."""
     return _median(s.end_to_end_s - s.denoise_host_s for s in record.measured)
+
+
+def break_even_images(a: Record, b: Record) -> float | None:
+    """Images of this case after which what `b` took longer to prepare is saved; infinite where it saves nothing.
+
+    None where either was not prepared or not measured.
+    """
+    a_s, b_s, prepare_s = _denoise_s(a), _denoise_s(b), b.prepare_s
+    if a_s is None or b_s is None or prepare_s is None or {a.status, b.status} != {"OK"}:
+        return None
+    return max(0.0, prepare_s - (a.prepare_s or 0.0)) / (a_s - b_s) if a_s > b_s else math.inf
 
 
 def _flop_use(record: Record) -> float | None:
@@ -193,6 +214,10 @@ _TABLE: tuple[tuple[str, Unit, Better, str, Read], ...] = (
     ("evictions", "count", "lower", "graphs dropped for room", _of_graphs(lambda e: e.evictions)),
     ("uncalled", "count", "lower", "graphs captured and never replayed", _of_graphs(lambda e: len(e.uncalled))),
     ("prepare_forwards", "count", "lower", "forwards spent preparing", _of_graphs(lambda e: e.prepare_forwards)),
+    # What torch.compile did, and what its arithmetic costs.
+    ("graph_breaks", "count", "lower", "graph breaks of torch.compile", _of_compile(lambda c: c.graph_breaks)),
+    ("late_compiles", "count", "lower", "graphs compiled after preparation", _of_compile(lambda c: c.late_graphs)),
+    ("error_ratio", "ratio", "lower", "error over eager's, against a wider dtype, in the worst call", _error_ratio),
 )
 # fmt: on
 

@@ -29,6 +29,11 @@ def _to_2(kind: str, data: Line) -> Line:
     }
 
 
+def _to_4(kind: str, data: Line) -> Line:
+    """Schema 4 has arms in another arithmetic than eager's: their errors, and what torch.compile did."""
+    return {**data, "accuracy": None, "compilation": None} if kind == "record" else data
+
+
 def _case_2(case: Line) -> Line:
     """Schema 1 drew its own prior and rewrote nothing."""
     return {**case, "prior": None, "rewrite_prompts": False}
@@ -48,5 +53,5 @@ def _to_3(kind: str, data: Line) -> Line:
     return {**data, "case": {**data["case"], "parallel": "none"}, "ranks": []}
 
 
-MIGRATIONS: Mapping[int, Callable[[str, Line], Line]] = {1: _to_2, 2: _to_3}
+MIGRATIONS: Mapping[int, Callable[[str, Line], Line]] = {1: _to_2, 2: _to_3, 3: _to_4}
 """Schema version -> (kind, data of that version) to the data of the next version; applied to each line on reading."""

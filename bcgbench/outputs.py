@@ -10,16 +10,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bcgbench.comparable import share_prior
-from bcgbench.types import Difference, Fidelity, Question, Reason, Record
+from bcgbench.types import Accuracy, Difference, Fidelity, Question, Reason, Record
 
 PIXEL_LEVELS = 255
 DIFFER = 3
 """Exit code of outputs that differ."""
 
 
+LEAST_ERROR = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-20}
+"""Relative error below which a ratio to eager's says nothing. In half, that of rounding the result alone; in float32
+sixteen times it: fused code takes other approximations of exp and erf. A fault of arithmetic is 1e-3 and more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The graph question of one arm. `exact` None means that it was not answered."""
+    """Whether an arm computes what eager does. `exact` None means that it was not answered."""
 
     exact: bool | None
     phrase: str
@@ -33,12 +38,17 @@ def answer(records: Iterable[Record], question: Question) -> Fidelity | None:
     return next((f for f in answers if f.finals or f.calls_exact < f.calls), None)
 
 
-def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -> Outputs:
+def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float, max_error_ratio: float) -> Outputs:
     """Whether the arm computes what eager computes on the same inputs: exactly, or as well as eager repeats itself.
+
+    An arm in another arithmetic need not be exact: its error may be `max_error_ratio` times eager's own.
 
     Exit code 3 when it does not, 4 when a graph arm was never checked. An arm that is not OK gets no credit for
     equal outputs, which may be eager's own; a difference still counts.
     """
+    if record.accuracy is not None:
+        steady = rerun is None or rerun.exact
+        return _judge_accuracy(record, record.accuracy, max_error_ratio=max_error_ratio, steady=steady)
     graph = answer((record,), "graph")
     if graph is None:
         return _unchecked(record)
@@ -55,6 +65,29 @@ def judge_outputs(record: Record, *, rerun: Fidelity | None, margin_db: float) -
     phrase += f", worse than eager{note}" if floor else ""
     reason = Reason(code="outputs-differ", text=f"{record.runner} against {graph.reference}: {phrase}")
     return Outputs(exact=False, phrase=phrase, exit_code=DIFFER, reasons=(reason,))
+
+
+def _judge_accuracy(record: Record, found: Accuracy, *, max_error_ratio: float, steady: bool) -> Outputs:
+    """An arm in another arithmetic: "exact", "within tolerance" or "different"; not judged without a reference."""
+    fidelity = answer((record,), "arithmetic")
+    if steady and found.unrepeated:
+        text = f"{found.unrepeated} requests of {record.runner} did not give what they gave before, and eager's did"
+        reason = Reason(code="outputs-differ", text=text)
+        return Outputs(exact=False, phrase=f"different: {text}", exit_code=DIFFER, reasons=(reason,))
+    if record.status == "OK" and fidelity is not None and fidelity.exact:
+        return Outputs(exact=True, phrase="exact")
+    if found.error is None or found.eager_error is None:
+        text = f"no reference in {found.dtype} to judge {record.runner} by: SKIPPED, {found.note or 'no call has one'}"
+        reason = Reason(code="fidelity-not-judged", text=text)
+        return Outputs(exact=None, phrase=f"not judged: {text}", exit_code=4, reasons=(reason,))
+    floor = LEAST_ERROR.get(record.case.dtype, 0.0)
+    ratio = found.error / max(found.eager_error, floor)
+    size = f"{ratio:.2f}x eager's error in call {found.worst_call}, {found.error:.2g} of its size, limit "
+    size += f"{max_error_ratio:g}x ({found.calls} calls against {found.dtype})"
+    if ratio <= max_error_ratio:
+        return Outputs(exact=False, phrase=f"within tolerance: {size}")
+    reason = Reason(code="outputs-differ", text=f"{record.runner} against eager: {size}")
+    return Outputs(exact=False, phrase=f"different: {size}", exit_code=DIFFER, reasons=(reason,))
 
 
 def _unsteady(floor: Fidelity, graph: Fidelity) -> Reason | None:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 WARM_REQUESTS = 4
 """Requests of each arm before the measured rounds: warm, req1, req2, req1 again."""
 
+OTHER_ARITHMETIC = (
+    "eager-best", "compile", "compile-cudagraph", "compile-autotune", "bcg+compile", "graph+compile",
+)  # fmt: skip
+"""Runners that are judged by a reference in a wider dtype, for which the weights are cast beside the own ones."""
+
 UNVALIDATED = "no adapter is written for this model: the generic one runs it, and nobody has validated that"
 
 _BYTES_PER_ELEMENT = {"float32": 4, "float64": 8}
@@ -76,9 +81,10 @@ def estimate(
     twice = replace(case, width_px=2 * case.width_px, height_px=2 * case.height_px)
     request_s = first * _forward_s(case, facts, assumed=assumed) + second * _forward_s(twice, facts, assumed=assumed)
     duration_s += images * request_s
+    wider = 2 * weights_bytes if any(runner in OTHER_ARITHMETIC for runner in case.runners) else 0
     return Estimate(
         case=case,
-        memory_bytes=memory_bytes(case, facts) + text_bytes,
+        memory_bytes=max(memory_bytes(case, facts) + text_bytes, weights_bytes + wider),
         images=images,
         forwards=first + second,
         duration_s=duration_s,
@@ -138,6 +144,8 @@ def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
         notes.append("time to download pretrained weights is not included")
     if facts.generic:
         notes.append(UNVALIDATED)
+    if any("compile" in runner for runner in case.runners):
+        notes.append("compilation is not included: some 20 s for blocks, 1 to 3 min for a whole forward or for tuning")
     if case.device == "cpu":
         notes.append("on a CPU outputs and graph use are checked, and no speed is measured")
     return tuple(notes)

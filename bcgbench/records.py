@@ -10,7 +10,19 @@ from bcgbench.arms import Arm, Counts, Traced
 from bcgbench.clock import Clock
 from bcgbench.measure import Measured, Turn, time_call
 from bcgbench.models.base import Session
-from bcgbench.types import Environment, Fidelity, GpuState, Memory, Phase, Profile, Reason, Record, Sample
+from bcgbench.types import (
+    Accuracy,
+    Compilation,
+    Environment,
+    Fidelity,
+    GpuState,
+    Memory,
+    Phase,
+    Profile,
+    Reason,
+    Record,
+    Sample,
+)
 from bcgbench.unchanged import changed
 from bcgbench.verdict import judge
 
@@ -29,6 +41,7 @@ class ArmResult:
     foreign_bytes: tuple[int, int] = (0, 0)
     """(allocated, reserved) bytes that other arms hold in this process, excluded from this arm's memory."""
     fidelity: tuple[Fidelity, ...] = ()
+    accuracy: Accuracy | None = None
     profile: Profile | None = None
     prepare_s: float | None = None
     signature_s: float | None = None
@@ -88,6 +101,8 @@ def assemble(
         memory=_memory(arm, result, session),
         profile=result.profile,
         fidelity=result.fidelity,
+        accuracy=result.accuracy,
+        compilation=_compilation(arm),
         load_s=session.load_s,
         first_call_s=first,
         prepare_s=result.prepare_s,
@@ -100,8 +115,15 @@ def assemble(
     return dataclasses.replace(record, status=status, reasons=reasons)
 
 
+def _compilation(arm: Arm) -> Compilation | None:
+    """Summed over the denoisers."""
+    found = [hook.variant.compilation for hook in arm.hooks.values() if hook.variant and hook.variant.compilation]
+    names = [field.name for field in dataclasses.fields(Compilation)]
+    return Compilation(**{name: sum(getattr(each, name) for each in found) for name in names}) if found else None
+
+
 def _settings(arm: Arm, session: Session) -> dict[str, str]:
-    """The resolved configuration; two arms may differ in runner, capture, break_policy and padding only."""
+    """The resolved configuration; two arms may differ in those of `comparable.SWITCH` only."""
     case, row = session.case, arm.runner
     buckets = session.adapter.default_buckets if case.buckets is None else case.buckets
     policy = f"{session.adapter.facts.policy}: {', '.join(map(str, buckets)) or 'no buckets'}"
@@ -116,6 +138,7 @@ def _settings(arm: Arm, session: Session) -> dict[str, str]:
         "capture": arm.backend if row.captured else "none",
         "break_policy": breaks,
         **found,
+        **next((hook.variant.settings for hook in arm.hooks.values() if hook.variant), {}),
         "padding": policy if row.padded else "native length",
         "dtype": str(session.dtype).removeprefix("torch."),
         "pipeline": session.adapter.facts.pipeline,

@@ -27,7 +27,24 @@ class Runner:
     """Break policy; None takes the case's."""
     without: tuple[str, ...] = ()
     """Ideas of the engine that are switched off: names of `engine.options.Options`."""
+    best: bool = False
+    """Whether eager runs with fused projections and the fastest attention kernels."""
+    compiled: str | None = None
+    """What goes through torch.compile: "regional" (the blocks that the model declares repeated, else the whole
+    forward), "blocks" (a list of layers in place of the whole), "whole"."""
+    mode: str | None = None
+    """Mode of torch.compile."""
+    backend: str = "inductor"
+    """Backend of torch.compile."""
 
+    @property
+    def same_arithmetic(self) -> bool:
+        """Whether outputs must equal eager's bit for bit; else a reference in a wider dtype judges them."""
+        return not self.best and self.compiled is None
+
+
+_HIDDEN = ("kernel_breaks", "shared_results")
+"""Ideas of the engine that look at single operations, which compiled code does not show."""
 
 RUNNERS: dict[str, Runner] = {
     "untouched": Runner(
@@ -44,6 +61,31 @@ RUNNERS: dict[str, Runner] = {
     ),
     "graph": Runner(
         name="graph", description="one CUDA graph of the whole forward", padded=True, captured=True, breaks="none"
+    ),
+    "eager-best": Runner(
+        name="eager-best", description="eager with fused projections, where there are any, and the fastest attention "
+        "kernels", best=True,
+    ),
+    "compile": Runner(
+        name="compile", description="torch.compile of the repeated blocks, else of the whole forward", padded=True,
+        compiled="regional",
+    ),
+    "compile-cudagraph": Runner(
+        name="compile-cudagraph", description="torch.compile of the whole forward with CUDA graphs of its own, mode "
+        '"reduce-overhead"', padded=True, compiled="whole", mode="reduce-overhead",
+    ),
+    # block by block and without CUDA graphs: its question is the kernels, and tuning a whole forward takes minutes
+    "compile-autotune": Runner(
+        name="compile-autotune", description='torch.compile of a block at a time, mode "max-autotune-no-cudagraphs": '
+        "matrix products tuned", padded=True, compiled="blocks", mode="max-autotune-no-cudagraphs",
+    ),
+    "bcg+compile": Runner(
+        name="bcg+compile", description="breakable CUDA graph of compiled blocks, attention eager between the segments",
+        padded=True, captured=True, compiled="blocks", without=_HIDDEN,
+    ),
+    "graph+compile": Runner(
+        name="graph+compile", description="one CUDA graph of the whole forward with compiled blocks", padded=True,
+        captured=True, breaks="none", compiled="blocks", without=_HIDDEN,
     ),
 }  # fmt: skip
 

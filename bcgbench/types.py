@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Status = Literal["OK", "INVALID", "FAILED", "SKIPPED"]
 Weights = Literal["pretrained", "random"]
-Question = Literal["rerun", "padding", "graph", "ranks"]
+Question = Literal["rerun", "padding", "graph", "ranks", "arithmetic"]
 Phase = Literal["first", "warm", "req1", "req2", "req1-again", "measure"]
 Speed = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID", "NOT-TIMED"]
 
@@ -263,7 +263,9 @@ class Fidelity:
     """One question about an arm's outputs, answered against a reference arm.
 
     "rerun": eager against eager; "padding": eager on padded inputs against eager; "graph": this arm against eager on
-    the same padded inputs, which must be exact; "ranks": several processes against one that runs every call whole.
+    the same padded inputs, which must be exact; "ranks": several processes against one that runs every call whole;
+    "arithmetic": an arm that computes in another way than eager, against eager on the same inputs, where `Accuracy`
+    says what the difference is worth.
     """
 
     question: Question
@@ -310,6 +312,47 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Errors of an arm, and of eager on the same inputs, against a reference of the same calls in a wider dtype.
+
+    Errors are root mean squares over all values of a call's outputs, relative to that of the reference.
+    """
+
+    dtype: str
+    """Of the reference: "float32", for a model in float32 "float64"."""
+    calls: int
+    """Calls with a reference, of `Fidelity.calls`; 0 if there is none."""
+    worst_call: int | None = None
+    """Index of the call whose error is largest against what eager's allows."""
+    error: float | None = None
+    """Of this arm in that call."""
+    eager_error: float | None = None
+    """Of eager in that call."""
+    unrepeated: int = 0
+    """Requests of this arm that did not give what the same request gave before."""
+    note: str = ""
+    """Why there is no reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What torch.compile did in an arm, by its own counters. Frames are functions that it looked at."""
+
+    regions: int
+    """Compiled regions that one forward runs, where a graph is captured of them; else 0."""
+    graphs: int
+    """Compiled in preparation."""
+    graph_breaks: int
+    cache_hits: int
+    """Of the graphs, taken from inductor's cache on disk: preparation was shorter by as many compilations."""
+    late_frames: int
+    """After preparation; any means that a measured request compiled, or ran eagerly."""
+    late_graphs: int
+    cudagraph_skips: int
+    """Compiled graphs that were to run as CUDA graphs and do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One arm of one case: the samples and everything needed to believe them."""
 
@@ -334,10 +377,13 @@ class Record:
     memory: Memory | None = None
     profile: Profile | None = None
     fidelity: tuple[Fidelity, ...] = ()
+    accuracy: Accuracy | None = None
+    """Of an arm whose outputs need not equal eager's bit for bit."""
+    compilation: Compilation | None = None
     load_s: float | None = None
     first_call_s: float | None = None
     prepare_s: float | None = None
-    """Warm calls and captures, once per process."""
+    """Compilation, warm calls and captures, once per process."""
     signature_s: float | None = None
     """Median host time to compute the signature of one call."""
     hook_s: float | None = None

@@ -15,10 +15,10 @@ from bcgbench.codec import from_json, to_json
 from bcgbench.engine import trees
 from bcgbench.models.padding import OutsidePolicy
 from bcgbench.records import ArmResult, assemble
+from bcgbench.thresholds import DEFAULTS
 from bcgbench.types import Case
 from bcgbench.validate import FRESH_LIMIT_S, Answer, not_applicable, ruled
 from bcgbench.validate_subject import RERUNS, Shape, Subject, largest_difference, opened
-from bcgbench.verdict import DEFAULTS
 
 
 def digests(output: Any) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Whether a record can be believed, and what two of them say: the only place with limits.
+"""Whether a record can be believed, and what two of them say.
 
-Here: `judge` (one arm), `compare` (two arms), exit codes. Not here: how intervals are computed (`stats.py`), what
-proves a replay (`engagement.py`), which fields must agree (`comparable.py`), how stored differences are worded
-(`outputs.py`), how verdicts are shown (`reports/`). No I/O, no torch, no state.
+Here: `judge` (one arm), `compare` (two arms), exit codes. Not here: the limits (`thresholds.py`), how intervals are
+computed (`stats.py`), what proves a replay (`engagement.py`), which fields must agree (`comparable.py`), how stored
+differences are worded (`outputs.py`), how verdicts are shown (`reports/`). No I/O, no torch, no state.
 
 Fidelity comes before speed, and speed before memory. "Unclear" is an allowed answer; a number that lacks its proof
 (a graph arm without replays, a timer that disagrees with the other clock) is INVALID, not slow or fast.
@@ -19,8 +19,9 @@ from bcgbench.engagement import CODES, INFORMATIONAL, engagement_reasons
 from bcgbench.floor import floor_s
 from bcgbench.gains import remarks
 from bcgbench.metrics import denoise_times, outside_s, paired_log_ratios
-from bcgbench.outputs import answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
+from bcgbench.outputs import Outputs, answer, judge_across, judge_outputs, padding_phrase, size_phrase, worst_difference
 from bcgbench.stats import median, order_statistic_interval, pairs_needed
+from bcgbench.thresholds import DEFAULTS, Thresholds
 from bcgbench.types import Fidelity, Interval, Reason, Record, Sample, Speed, Status, Verdict
 
 SEVERITY = (3, 4, 1, 2, 7, 6, 5, 0)
@@ -28,47 +29,6 @@ SEVERITY = (3, 4, 1, 2, 7, 6, 5, 0)
 see, no environment, nothing, unclear, fine."""
 _STATUS_EXIT = {"OK": 0, "INVALID": 4, "FAILED": 7, "SKIPPED": 6}
 _JUDGED = CODES | {"impossible-time", "timer-mismatch", "stages-do-not-add-up", "below-compute-floor"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """Every limit of the project. Relative limits are fractions, so 0.01 is 1 %."""
-
-    min_effect: float = 0.01
-    """Least ratio of times, minus 1, that is called FASTER or SLOWER; the measured A/A floor raises it."""
-    cross_run_effect: float = 0.05
-    """The same for arms of different runs: not interleaved, so drift (about 3 % on a shared GPU) does not cancel."""
-    min_pairs: int = 6
-    """Five pairs have no finite exact 95 % interval."""
-    confidence: float = 0.95
-    timer_relative: float = 0.02
-    timer_absolute_s: float = 0.002
-    """Two clocks of one span, or stages and total, may differ by the larger of the relative and absolute limit."""
-    moved_relative: float = 0.5
-    moved_absolute_s: float = 0.01
-    """What a request takes outside the denoise span, which no graph touches, may grow by the larger of these: a share
-    of that time, or seconds. Between arms of one run on an H200 it differed by at most 11 ms and 20 %."""
-    floor_margin_db: float = 1.0
-    """How much worse than eager against eager a graph may be, where eager is not repeatable; 1 dB is 12 % in error."""
-    max_memory_ratio: float | None = None
-    """Limit on peak allocated memory of b over a."""
-    remarked_bytes: int = 1 << 30
-    """Memory that is remarked on where nothing is gained for it."""
-    remarked_kernels: float = 2.0
-    """Kernels more per graph launch that are remarked on: a prologue that sets up the generator is two."""
-    max_padding_float32: float = 1e-4
-    """What padding may change of a transformer output in float32, relative to its largest magnitude. On tiny models
-    right padding stays below 1e-6, a forgotten mask is above 1e-3; PSNR cannot tell them apart (54 dB when wrong)."""
-    max_ranks_float32: float = 1e-3
-    """What several processes may change of final latents in float32, against one; tiny models stay below 1e-5."""
-    max_padding_half: float = 0.02
-    """The same in bfloat16 and float16, for `divergence` alone: rounding is some 2^-8 there, a pad row that is attended
-    to changed an attention by a fifth and more."""
-    min_padding_psnr_db: float | None = None
-    """Limit on what padding may change; None reports it only."""
-
-
-DEFAULTS = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +99,6 @@ def _mismatch(pairs: Sequence[tuple[float, float]], limits: Thresholds) -> str:
     return f"{x_s:.4g} s against {y_s:.4g} s, {gap_s:.2g} s apart, limit {limit_s:.2g} s" if gap_s > limit_s else ""
 
 
-# --- two records ----------------------------------------------------------------------------------------------------
-
-
 def compare(
     a: Record,
     b: Record,
@@ -158,7 +115,7 @@ def compare(
     refused = (*_unbelievable(a), *_unbelievable(b), *comparable(a, b), *_moved(a, b, thresholds))
     speed = SpeedFinding(speed="INVALID", pairs=0, reasons=refused) if refused else _speed(a, b, thresholds, floor)
     known = answer((a, b), "rerun") or rerun
-    outputs = judge_outputs(b, rerun=known, margin_db=thresholds.floor_margin_db)
+    outputs = judge_record_outputs(b, thresholds, rerun=known)
     if a.run_id != b.run_id:
         outputs = judge_across(a, b, own=outputs, refused=refused, stable=known is None or known.exact)
     over = tuple(_limits_passed(a, b, thresholds, rerun=known))
@@ -179,6 +136,12 @@ def compare(
         reasons=(*outputs.reasons, *speed.reasons, *(reason for _, reason in over), *remarked),
         exit_code=worst([outputs.exit_code, *statuses, own, *(code for code, _ in over)]),
     )
+
+
+def judge_record_outputs(record: Record, limits: Thresholds = DEFAULTS, *, rerun: Fidelity | None = None) -> Outputs:
+    """Whether an arm computes what eager does, by the limits."""
+    ratio = limits.max_error_ratio if record.case.dtype == "float32" else limits.max_error_ratio_half
+    return judge_outputs(record, rerun=rerun, margin_db=limits.floor_margin_db, max_error_ratio=ratio)
 
 
 def _status_exit(record: Record) -> int:
@@ -277,9 +240,6 @@ def _limits_passed(a: Record, b: Record, limits: Thresholds, *, rerun: Fidelity 
         yield 3, Reason(code="padding-over-limit", text=text)
 
 
-# --- exit codes -----------------------------------------------------------------------------------------------------
-
-
 def worst(codes: Iterable[int]) -> int:
     """The exit code that outranks the others in `SEVERITY`; 0 for none. ValueError for a code that is not listed."""
     return min(codes, key=SEVERITY.index, default=0)
@@ -298,5 +258,5 @@ def record_exit_code(records: Sequence[Record], *, thresholds: Thresholds = DEFA
     codes = [_status_exit(r) for r in records if r.status != "SKIPPED"]
     for record in records:
         rerun = answer((r for r in records if r.case.key == record.case.key), "rerun")
-        codes.append(judge_outputs(record, rerun=rerun, margin_db=thresholds.floor_margin_db).exit_code)
+        codes.append(judge_record_outputs(record, thresholds, rerun=rerun).exit_code)
     return worst(codes)

@@ -170,6 +170,20 @@ def profile(**changes: Any) -> t.Profile:
     return replace(base, **changes)
 
 
+def accuracy(**changes: Any) -> t.Accuracy:
+    """An arm in another arithmetic, as far from float32 as eager is."""
+    return replace(t.Accuracy(dtype="float32", calls=12, worst_call=7, error=0.011, eager_error=0.01), **changes)
+
+
+def compilation(**changes: Any) -> t.Compilation:
+    """Compiled in preparation, and nothing since."""
+    base = t.Compilation(
+        regions=136, graphs=12, graph_breaks=8, cache_hits=0, late_frames=0, late_graphs=0,
+        cudagraph_skips=0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
 def difference(**changes: Any) -> t.Difference:
     """Two latents that are bit-exact. See `unequal()` for the other kind."""
     base = t.Difference(
@@ -280,6 +294,21 @@ def graph_record(*, denoise_s: float | Sequence[float] = 0.5, **changes: Any) ->
         signature_s=8e-6,
         hook_s=2e-5,
         artifacts={"image-0": f"artifacts/{runner}/image-0.png"},
+    )
+    return replace(base, **changes)
+
+
+def rival_record(*, denoise_s: float | Sequence[float] = 0.4, **changes: Any) -> t.Record:
+    """A valid `compile` record: inexact, within tolerance, 30 s of compilation."""
+    runner = changes.get("runner", "compile")
+    base = record(
+        runner=runner,
+        settings={"runner": runner, "attention": "native", "dtype": "bfloat16", "compile": "60 blocks"},
+        samples=samples(denoise_s=denoise_s, runner=runner),
+        fidelity=(inexact(question="arithmetic", reference="eager-padded"),),
+        accuracy=accuracy(),
+        compilation=compilation(regions=0),
+        prepare_s=30.0,
     )
     return replace(base, **changes)
 

@@ -107,6 +107,7 @@ def test_help_is_fast_and_imports_nothing_heavy():
         ("list", "suites"),
         ("list", "runs"),
         ("plan", "--model", "Qwen/Qwen-Image", "--res", "512x512"),
+        ("predict", "--check", "latest"),
     ],
     ids=" ".join,
 )
@@ -140,6 +141,10 @@ RUN_ONLY = {"--no-profile", "--rounds", "--quiet", "--resume", "--strict", "--ti
 """Options of `run` that say how it measures, which `validate` does not."""
 
 
+NOT_EAGER = {"--break", "--prior", "--rewrite-prompts"}
+"""Options of a case that an eager profile for a prediction does without."""
+
+
 def test_options_are_pinned():
     """An option is added or renamed on purpose, together with the README."""
     from typer.main import get_command
@@ -154,6 +159,7 @@ def test_options_are_pinned():
     assert options == {
         "run": sorted([*case, *extra, "--executor", "--parallel"]),
         "validate": sorted({*case, *extra, "--golden", "--list"} - RUN_ONLY),
+        "predict": sorted({*case, *extra, "--check", "--results"} - (unmeasured - {"--results"}) - NOT_EAGER),
         "compare": ["--arm", "--debug", "--json", "--results", "--run", "--strict"],
         "report": ["--debug", "--format", "--output", "--results"],
         "list": ["--debug", "--json", "--results"],

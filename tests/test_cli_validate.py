@@ -82,7 +82,7 @@ def test_the_list_is_the_table():
     ("arguments", "message"),
     [
         (("--only", "orders"), "Unknown check orders. Known: repeatability"),
-        (("--runner", "eager"), "validate checks arms that replay graphs; give one of bcg, graph"),
+        (("--runner", "eager"), "validate checks arms that replay graphs exactly; give one of bcg, graph"),
     ],
 )
 def test_bad_input_stops_before_a_model_is_loaded(arguments: tuple[str, ...], message: str, tmp_path: Path):

@@ -8,7 +8,19 @@ from dataclasses import replace
 import pytest
 
 from bcgbench.metrics import METRICS, clock_of, denoise_times, paired_log_ratios
-from tests.factories import GIB, engagement, graph_record, memory, miss, profile, record, sample, samples
+from tests.factories import (
+    GIB,
+    accuracy,
+    compilation,
+    engagement,
+    graph_record,
+    memory,
+    miss,
+    profile,
+    record,
+    sample,
+    samples,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -19,7 +31,8 @@ def test_every_metric_is_described_and_reads_both_kinds_of_record(name: str) -> 
     assert metric.description
     empty = record(samples=(), memory=None, profile=None, load_s=None, first_call_s=None, denoise_flops=None)
     assert metric.read(empty) is None
-    assert isinstance(metric.read(graph_record()), (int, float))
+    full = graph_record(accuracy=accuracy(), compilation=compilation())
+    assert isinstance(metric.read(full), (int, float))
 
 
 def test_units_match_the_suffix_of_the_name() -> None:

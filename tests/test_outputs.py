@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from bcgbench.thresholds import Thresholds
 from bcgbench.types import Record
-from bcgbench.verdict import Thresholds, compare
+from bcgbench.verdict import compare
 from tests import factories as make
 from tests.factories import codes, graph_record, inexact, record, unequal
 

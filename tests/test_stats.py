@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcgbench import stats
-from bcgbench.verdict import DEFAULTS, speed_of
+from bcgbench.thresholds import DEFAULTS
+from bcgbench.verdict import speed_of
 
 
 def test_median_of_even_count_is_the_mean_of_the_middle_two() -> None:

@@ -339,6 +339,9 @@ def test_golden_journal_of_each_schema_is_read(tmp_path, version):
     assert run.records()[1].engagement.unengaged == (("hidden_states bfloat16[1, 4096, 64]",) if version > 1 else ())
     assert run.info.cases[0].parallel == "none"
     assert [rank.rank for rank in run.records()[1].ranks] == ([0, 1] if version > 2 else [])
+    found = run.records()[1]
+    stored = (make.accuracy(), make.compilation()) if version > 3 else (None, None)
+    assert (found.accuracy, found.compilation) == stored
     assert (run.info.cases[0].prior, run.info.cases[0].rewrite_prompts) == (None, False)
 
 

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bcgbench"
 FILE_LINES = 300
-FILE_LINES_OF = {"bcgbench.types": 470}
+FILE_LINES_OF = {"bcgbench.types": 530}
 """`types` only declares: the stored schema is read in one place, each field with its unit."""
 FUNCTION_LINES = 50
 

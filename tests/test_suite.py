@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from bcgbench import models, suite
 from bcgbench.cases import nearest_sizes
 from bcgbench.errors import UsageError
-from bcgbench.verdict import DEFAULTS
+from bcgbench.thresholds import DEFAULTS
 from tests import factories as make
 
-BUILT_IN = ("engine", "parallel", "pr27436", "prompt_length", "resolution", "seeds", "smoke", "tiny")
+BUILT_IN = ("engine", "parallel", "pr27436", "prompt_length", "resolution", "rivals", "seeds", "smoke", "tiny")
 
 
 def facts(model):

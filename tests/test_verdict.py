@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from bcgbench.thresholds import DEFAULTS, Thresholds
 from bcgbench.types import Record, Sample
-from bcgbench.verdict import DEFAULTS, Thresholds, compare, exit_code, judge, record_exit_code, speed_of, worst
+from bcgbench.verdict import compare, exit_code, judge, record_exit_code, speed_of, worst
 from tests import factories as make
 from tests.factories import GIB, codes, graph_record, inexact, record, samples, text, verdict
 

@@ -35,6 +35,9 @@ class Breakable(Protocol):
     def run_break(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """End the running segment, call eagerly, begin the next."""
 
+    def run_compiled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call compiled code as one operation of the running segment."""
+
 
 _current: ContextVar[Breakable | None] = ContextVar("bcgbench_capture", default=None)
 
@@ -47,6 +50,11 @@ def active(capture: Breakable) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def capturing() -> bool:
+    """Whether this context is inside a capture or its rehearsal."""
+    return _current.get() is not None
 
 
 def eager_on_graph(function: Callable[P, R]) -> Callable[P, R]:
@@ -63,7 +71,33 @@ def eager_on_graph(function: Callable[P, R]) -> Callable[P, R]:
         result: R = capture.run_break(function, args, kwargs)
         return result
 
+    setattr(wrapper, _MARK, True)
     return wrapper
+
+
+_MARK = "_bcgbench_break"
+
+
+def as_break(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function if it is a break already, which nests without a second one; else a break of it."""
+    return function if getattr(function, _MARK, False) else eager_on_graph(function)
+
+
+def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside a break, however often it was wrapped; any other function itself."""
+    while getattr(function, _MARK, False):
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    return function
+
+
+def compiled_region(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled code that a capture takes for one operation: what it does inside is not seen, nor run again."""
+
+    def call(*args: Any) -> Any:
+        capture = _current.get()
+        return function(*args) if capture is None else capture.run_compiled(function, args)
+
+    return call
 
 
 class Unreturned(TorchDispatchMode):
@@ -172,17 +206,17 @@ class BreakPolicy:
         return fewest, replace(fewest, attention=True)
 
     @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
-        """Turn the named functions into breaks until the block ends, however it ends."""
+    def patched(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = as_break) -> Iterator[None]:
+        """Turn the named functions into breaks until the block ends, however it ends; `wrap` makes a function one."""
         undo: list[Callable[[], None]] = []
         token = _broken_kernels.set(KERNELS if self.attention and self.kernels else frozenset())
         try:
             names = (*self.names, *(_SYNCHRONISING if self.auto else ()))
-            undo.extend(_patch_name(name) for name in names)
+            undo.extend(_patch_name(name, wrap) for name in names)
             if self.attention:
                 sdpa = "torch.nn.functional.scaled_dot_product_attention"
-                undo.append(_patch_sdpa() if self.kernels else _patch_name(sdpa))
-                undo.append(_patch_attention_registry(_OF_TORCH if self.kernels else frozenset()))
+                undo.append(_patch_sdpa() if self.kernels else _patch_name(sdpa, wrap))
+                undo.append(_patch_attention_registry(wrap, spared=_OF_TORCH if self.kernels else frozenset()))
             yield
         finally:
             _broken_kernels.reset(token)
@@ -190,11 +224,11 @@ class BreakPolicy:
                 restore()
 
 
-def _patch_name(name: str) -> Callable[[], None]:
+def _patch_name(name: str, wrap: Callable[..., Any]) -> Callable[[], None]:
     owner, attribute = _resolve(name)
     own = attribute in vars(owner)
     original = inspect.getattr_static(owner, attribute, None)
-    patched: Any = eager_on_graph(getattr(owner, attribute))
+    patched: Any = wrap(getattr(owner, attribute))
     # found through the class, a static or class method is already bound as it should be
     setattr(owner, attribute, staticmethod(patched) if isinstance(original, (staticmethod, classmethod)) else patched)
     return lambda: setattr(owner, attribute, original) if own else delattr(owner, attribute)
@@ -232,7 +266,7 @@ def _patch_sdpa() -> Callable[[], None]:
     return lambda: setattr(F, "scaled_dot_product_attention", original)
 
 
-def _patch_attention_registry(spared: frozenset[str]) -> Callable[[], None]:
+def _patch_attention_registry(wrap: Callable[..., Any], *, spared: frozenset[str]) -> Callable[[], None]:
     """Break every attention backend of diffusers but the spared, if diffusers is loaded: models import the dispatcher
     by name, so the registry entry is the one place that all of them pass (11 of 12 models checked)."""
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
@@ -241,7 +275,6 @@ def _patch_attention_registry(spared: frozenset[str]) -> Callable[[], None]:
     backends = dispatch._AttentionBackendRegistry._backends
     original = dict(backends)
     for key, function in original.items():
-        if key.value in spared:
-            continue
-        backends[key] = eager_on_graph(function)
+        if key.value not in spared:
+            backends[key] = wrap(function)
     return lambda: backends.update(original)

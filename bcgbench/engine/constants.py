@@ -10,13 +10,14 @@ values must be the same both times. A host read (`item`, `tolist`, `bool`) is a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bcgbench.engine import diagnose, trees
 from bcgbench.engine.signature import Signature, sign
@@ -163,6 +164,10 @@ class Rehearsal:
         finally:
             self._in_break = outer
 
+    def run_compiled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        with without_modes():
+            return function(*args)
+
     def handle(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
         if not self._in_break:
@@ -187,3 +192,24 @@ class FunctionWatch(TorchFunctionMode):
             given = {name: value for name, value in kwargs.items() if value is not None}
             return self._handle(torch.tensor, args[1:], {"dtype": like.dtype, "device": like.device} | given)
         return self._handle(func, args, kwargs)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Without the innermost `FunctionWatch`, if there is one: torch.compile's guards refuse to run under such modes."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(_innermost_mode(), FunctionWatch):
+            stack.enter_context(_pop_mode_temporarily())
+        yield
+
+
+def _innermost_mode() -> Any:
+    count = torch._C._len_torch_function_stack()
+    return torch._C._get_function_stack_at(count - 1) if count else None
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Compiled code runs without any mode: what it does is nobody's operation."""
+    with _disable_current_modes():
+        yield

@@ -40,6 +40,12 @@ def count_nodes(graph: torch.cuda.CUDAGraph) -> Nodes | None:
     return Nodes(int(total), kinds.count(kernel))
 
 
+def private_bytes() -> int:
+    """Bytes reserved by all private pools, those of torch's own CUDA graphs among them; 0 without a GPU."""
+    snapshot: list[dict[str, Any]] = torch.cuda.memory_snapshot() if torch.cuda.is_initialized() else []
+    return sum(int(segment["total_size"]) for segment in snapshot if tuple(segment["segment_pool_id"]) != (0, 0))
+
+
 def pool_bytes(pools: list[Any]) -> int:
     """Bytes reserved by private graph pools."""
     wanted = {tuple(pool) for pool in pools}

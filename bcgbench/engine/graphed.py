@@ -61,7 +61,7 @@ class GraphedForward:
         self.backend: Backend | None = None if policy is None else backend_for(device, options)
         self.device = device
         self._forward = forward
-        self._policy = policy and replace(policy, kernels=options.kernel_breaks)
+        self._policy = policy and replace(policy, kernels=policy.kernels and options.kernel_breaks)
         self._module = module
 
     @property

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
-from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read
+from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read, without_modes
 from bcgbench.engine.segments import Backend, Bridge, Segment
 from bcgbench.engine.sharing import Shared
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
@@ -33,6 +33,11 @@ class _Observer(TorchDispatchMode):
     def __init__(self, capture: Capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._capture = capture
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code compiled before the capture runs under this mode as it does without; it comes as one operation."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
@@ -239,6 +244,13 @@ class Capture:
             out = self._recorded(segment, func, args, kwargs)
             self.shared.note(key, func, args, kwargs, out)
         return out
+
+    def run_compiled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Compiled code, between the graph breaks of torch.compile, as one operation."""
+        segment = self._segment
+        self._refuse_unreturned(args)
+        with without_modes():
+            return function(*args) if segment is None else self._recorded(segment, function, args, {})
 
     def _recorded(self, segment: Segment, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for tensor in trees.tensors((args, kwargs)):

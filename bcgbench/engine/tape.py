@@ -40,13 +40,15 @@ class TapeSegment:
         return tensor, Bridge(tensor.detach())
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if func._schema.name in _UNINITIALISED or torch.Tag.inplace_view in func.tags:  # no work: geometry is fixed
+        schema = getattr(func, "_schema", None)  # compiled code has none, and may write to what it was given
+        # no work: memory that is not written yet, or geometry, which is fixed
+        if schema is not None and (schema.name in _UNINITIALISED or torch.Tag.inplace_view in func.tags):
             return
         # aliases: `t_` later in the forward turns the tensor that it is given, not what this operation saw
         args, kwargs, out = trees.map_leaves(_alias, (args, kwargs, out))
         held = {tensor.untyped_storage()._cdata for tensor in trees.tensors((args, kwargs))}
         fresh = [tensor for tensor in trees.tensors(out) if tensor.untyped_storage()._cdata not in held]
-        if fresh or func._schema.is_mutable:
+        if fresh or schema is None or schema.is_mutable:
             self._operations.append((func, args, kwargs, fresh))
             self.nodes = self.kernels = len(self._operations)
 

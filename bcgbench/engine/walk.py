@@ -143,7 +143,8 @@ def _operations(step: TapeSegment, index: int, *, where: list[str]) -> list[Mark
     marks: list[Mark] = []
 
     def seen(number: int, func: Any, wrote: list[Tensor]) -> None:
-        name, place = func._schema.name, where[number] if number < len(where) else ""
+        name = func._schema.name if hasattr(func, "_schema") else "compiled code"
+        place = where[number] if number < len(where) else ""
         kept = [tensor.clone() for tensor in wrote]  # a later operation may write there again
         marks.append(Mark(step=index, what=f"result of {name}", operation=name, where=place, tensors=kept))
 

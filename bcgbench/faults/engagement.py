@@ -76,7 +76,7 @@ def late_capture() -> Iterator[None]:
 
     with (
         patch.object(GraphedForward, "freeze", lambda _self: None),
-        patch.object(Arm, "_variants", lambda _self, _calls: []),
+        patch.object(Arm, "shapes", lambda _self, _calls: []),
         replaced(GraphedForward, "__call__", call),
     ):
         yield

@@ -163,7 +163,7 @@ def unhooked() -> Patch:
         captured = isinstance(forward, arms.Hook) and forward.graphed.backend is not None
         return original(nn.Identity() if captured else module, forward)
 
-    return replaced(arms, "_replaced", put)
+    return replaced(arms, "replaced", put)
 
 
 def skipped_prompt() -> Patch:

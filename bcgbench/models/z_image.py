@@ -52,12 +52,14 @@ class ZImage(Adapter):
         if lengths is None:
             return original(**arguments)
         native = {name: value for name, value in arguments.items() if name != "cap_lens"}
-        by_caption = {id(c): length for c, length in zip(native["cap_feats"], lengths, strict=True)}
+        captions = list(
+            zip(native["cap_feats"], lengths, strict=True)
+        )  # by identity: torch.compile guards on a dict's ids
         pad_with_ids = module._pad_with_ids
 
         def masked(feat: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
             padded, positions, mask, rows, noise = pad_with_ids(feat, *args, **kwargs)
-            length = by_caption.get(id(feat))
+            length = next((length for caption, length in captions if caption is feat), None)
             return padded, positions, mask if length is None else _from(length, rows=rows), rows, noise
 
         module._pad_with_ids = masked

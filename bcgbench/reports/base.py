@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bcgbench import verdict as judge
-from bcgbench.metrics import METRICS
+from bcgbench.metrics import METRICS, break_even_images
 from bcgbench.reports import formats
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 BASELINES = ("eager", "eager-padded", "untouched")
 """Arms that compute without a graph: references, never the thing under test."""
+
+RIVALS = ("eager-best", "compile", "compile-cudagraph", "compile-autotune")
+"""What graphs are held against: that one of them is slow is no failure of a run."""
 
 HOOK_METRICS = frozenset({"hook_s", "hook_share"})
 GRAPH_METRICS = frozenset({"prepare_s", "signature_s", "growth_bytes", "captures", "replays", "graph_nodes"})
@@ -120,7 +124,9 @@ def gating(report: Report) -> tuple[Verdict, ...]:
 
     An arm like eager-padded is slower by design, and a BCG arm a percent behind the whole graph is no failure.
     """
-    deciding = tuple(v for v in report.verdicts if runner_of(v.a) in BASELINES and runner_of(v.b) not in BASELINES)
+    deciding = tuple(
+        v for v in report.verdicts if runner_of(v.a) in BASELINES and runner_of(v.b) not in BASELINES + RIVALS
+    )
     return deciding or report.verdicts
 
 
@@ -177,6 +183,16 @@ def metric_text(view: CaseView, record: Record | None, name: str) -> str:
         return formats.missing(status_phrase(record))
     value = metric.read(record)
     return formats.missing(why_missing(record, name)) if value is None else with_unit(value, metric.unit)
+
+
+def pays_phrase(view: CaseView, a: Record | None, b: Record | None) -> str:
+    """`after 23 images of 4 steps`: when the time that b took to prepare is saved; `never` where it saves none."""
+    images = break_even_images(a, b) if view.timed and a is not None and b is not None else None
+    if images is None:
+        return formats.NOT_TIMED if not view.timed else formats.missing("not both measured")
+    if math.isinf(images):
+        return "never"
+    return f"after {formats.plural(math.ceil(images), 'image')} of {formats.plural(view.case.steps, 'step')}"
 
 
 def with_unit(value: float, unit: str) -> str:

@@ -105,7 +105,9 @@ def _fidelity_summary(verdicts: tuple[Verdict, ...]) -> str:
         return "outputs not judged"
     exact = sum(verdict.exact is True for verdict in judged)
     asked = [v for v in verdicts if v.exact is not None or base.runner_of(v.b) not in base.BASELINES]
-    return "outputs exact" if exact == len(asked) else f"outputs exact in {exact} of {len(asked)}"
+    within = sum(verdict.fidelity.startswith("within tolerance") for verdict in asked)
+    more = f", within tolerance in {within}" if within else ""
+    return "outputs exact" if exact == len(asked) else f"outputs exact in {exact} of {len(asked)}{more}"
 
 
 def _replay_summary(report: Report) -> str:

@@ -49,11 +49,13 @@ ARM_COLUMNS = (
     "Launches per step",
     "GPU busy",
     "Hook's share",
+    "Prepare",
+    "Pays",
     "Outputs",
     "Padding alone",
     "Captures",
 )
-TIMED_COLUMNS = frozenset(ARM_COLUMNS[4:10])
+TIMED_COLUMNS = frozenset(ARM_COLUMNS[4:12])
 """What only a GPU can tell: speed, times, launches."""
 EAGER, BCG, GRAPH = "eager", "bcg", "graph"
 _SUMMARY_CAPTURES = 3
@@ -185,10 +187,18 @@ def _arm_row(view: CaseView, label: str, record: Record) -> list[str]:
         metric("launches_per_step"),
         metric("gpu_busy"),
         metric("hook_share"),
+        metric("prepare_s"),
+        _pays(view, label, record),
         outputs,
         padding,
         _captures(record),
     ]
+
+
+def _pays(view: CaseView, label: str, record: Record) -> str:
+    """When the first verdict's arm is paid back against what it is held against."""
+    verdict = next((v for v in view.verdicts if v.b == label), None)
+    return base.pays_phrase(view, view.arms.get(verdict.a), record) if verdict else "(reference)"
 
 
 def _judged_cells(view: CaseView, label: str, record: Record) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bcgbench import stats
 from bcgbench.metrics import clock_of
 from bcgbench.reports import base, formats, headline
+from bcgbench.verdict import judge_record_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
-NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)"})
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)", "not compiled"})
 """A row of these alone says nothing; the line below the table says why."""
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
@@ -46,6 +47,8 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
     arm = view.arms.get(verdict.b)
     if arm is not None and base.proof_of(arm) is not None:
         lines.append(_row("graphs", base.replay_phrase(arm)))
+    if view.timed:
+        lines.append(_row("pays", base.pays_phrase(view, view.arms.get(verdict.a), arm)))
     told = [reason for reason in verdict.reasons if reason.code != "not-timed"]  # the line below the metrics says it
     lines += [_row("why", base.reason_text(reason)) for reason in told[:REASON_LIMIT]]
     return "\n".join(lines)
@@ -172,9 +175,23 @@ def _misses(proof: Engagement) -> str:
     return f"{sum(miss.count for miss in proof.misses)}, {proof.fallbacks}"
 
 
+def _pays(view: CaseView, record: Record) -> str:
+    eager = next((each for each in view.arms.values() if each.runner == "eager"), None)
+    return "reference" if record is eager else base.pays_phrase(view, eager, record)
+
+
+def _graph_breaks(_: CaseView, record: Record) -> str:
+    found = record.compilation
+    if found is None:
+        return "not compiled"
+    return f"{found.graph_breaks} in {formats.plural(found.graphs, 'graph')}"
+
+
 def _exactness(_: CaseView, record: Record) -> str:
     if record.status != "OK":
         return "not judged"
+    if record.accuracy is not None:
+        return judge_record_outputs(record).phrase.partition(":")[0]
     answers = {answer.question: answer.exact for answer in record.fidelity}
     if "graph" not in answers:
         return "reference" if record.runner in ("eager", "eager-padded") else "not judged"
@@ -190,6 +207,8 @@ ROWS: tuple[tuple[str, Callable[[CaseView, Record], str]], ...] = (
     ("step 0", _metric("step0_s")),
     ("end to end", _metric("end_to_end_s")),
     ("prepare (once)", _metric("prepare_s")),
+    ("pays", _pays),
+    ("graph breaks", _graph_breaks),
     ("hook per call", _metric("hook_s")),
     ("hook's share", _metric("hook_share")),
     ("launches per step", _metric("launches_per_step")),

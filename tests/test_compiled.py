@@ -1,0 +1,207 @@
+"""Arms in another arithmetic than eager's: what is compiled, counted, captured, judged, and left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from bcgbench import runners
+from bcgbench.arms import Arm, Traced
+from bcgbench.errors import CaptureError
+from bcgbench.plan import OTHER_ARITHMETIC
+from bcgbench.runners import RUNNERS, Runner
+from bcgbench.types import Case
+from bcgbench.variant import BestEager, changes
+from tests.running import records_of
+
+
+class Block(nn.Module):
+    """Products around an attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.inner(x).tanh().unflatten(-1, (2, 4)).transpose(1, 2)
+        return x + self.outer(nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)).sin()
+
+
+class Blocks(nn.Module):
+    """A denoiser of three equal blocks."""
+
+    _repeated_blocks = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * 2
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    """Seeded, frozen; nothing is compiled of it yet."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return Blocks().eval().requires_grad_(requires_grad=False)
+
+
+def arm(module: nn.Module, runner: Runner) -> Arm:
+    """An arm on a session with one denoiser and no length policy."""
+    adapter: Any = SimpleNamespace(
+        forward=lambda _module, original, arguments: original(**arguments), breaks=(), default_buckets=(),
+        pad=lambda arguments, **_: arguments, variants=lambda arguments, **_: iter([arguments]),
+    )  # fmt: skip
+    session: Any = SimpleNamespace(
+        adapter=adapter, case=SimpleNamespace(break_policy="attention", buckets=None), device=torch.device("cpu"),
+        share=lambda call, arguments: call(arguments),
+        denoisers={"transformer": module},
+    )  # fmt: skip
+    return Arm(runner, session)
+
+
+def quick(name: str) -> Runner:
+    """The runner without a code generator: what dynamo found runs as it is, bit for bit."""
+    return replace(RUNNERS[name], backend="eager", mode=None)
+
+
+def inputs(rows: int = 5) -> Tensor:
+    return torch.randn((1, rows, 8), generator=torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.parametrize("name", ["compile", "compile-cudagraph", "bcg+compile", "graph+compile"])
+def test_what_was_compiled_is_gone_from_the_module_afterwards(module: nn.Module, name: str):
+    """Arms share the loaded pipeline: eager after a compiled arm must be eager, and no name may be patched."""
+    sdpa, before = nn.functional.scaled_dot_product_attention, [dict(vars(part)) for part in module.modules()]
+    compiled, x = arm(module, quick(name)), inputs()
+    with torch.no_grad():
+        compiled.prepare([Traced("transformer", {"x": x}, None)])
+        with compiled.attached():
+            module(x)
+        compiled.call(Traced("transformer", {"x": x}, None))
+    assert [dict(vars(part)) for part in module.modules()] == before
+    assert nn.functional.scaled_dot_product_attention is sdpa
+
+
+def test_equal_blocks_are_compiled_once(module: nn.Module):
+    """Sixty blocks cost the compilation of one."""
+    compiled = arm(module, quick("compile"))
+    with torch.no_grad():
+        compiled.prepare([Traced("transformer", {"x": inputs()}, None)])
+    found = compiled.hooks["transformer"].variant.compilation
+    assert (found.graphs, found.graph_breaks, found.late_frames) == (1, 0, 0)
+
+
+def test_a_shape_that_was_not_prepared_is_a_late_compilation(module: nn.Module):
+    """As a late capture is: the measured request pays for it."""
+    compiled = arm(module, quick("compile"))
+    with torch.no_grad():
+        compiled.prepare([Traced("transformer", {"x": inputs()}, None)])
+        compiled.call(Traced("transformer", {"x": inputs(rows=7)}, None))
+    found = compiled.hooks["transformer"].variant.compilation
+    assert found.late_frames >= found.late_graphs == 1
+
+
+def test_regions_are_segments_and_the_attention_stays_outside(module: nn.Module):
+    """Compiled code replays as captured on new data, bit-equal to itself uncaptured; breaks are the attention."""
+    compiled = arm(module, quick("bcg+compile"))
+    with torch.no_grad():
+        expected = module(inputs() * 3)
+        compiled.prepare([Traced("transformer", {"x": inputs()}, None)])
+        assert torch.equal(compiled.call(Traced("transformer", {"x": inputs() * 3}, None)), expected)
+    (graph,) = compiled.graphs
+    found = compiled.hooks["transformer"].variant.compilation
+    assert (graph.breaks, found.late_frames, compiled.counts.replays) == (3, 0, 1)
+    assert found.regions > graph.breaks
+    assert all("scaled_dot_product_attention" in name for name in graph.break_names)
+
+
+def test_a_capture_in_which_compiled_code_did_not_run_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch):
+    """torch.compile runs eagerly where a guard fails: the arm would measure something else than its name says."""
+    monkeypatch.setattr("bcgbench.compiled.unwatched", torch.no_grad)  # leaves the watch in force
+    compiled = arm(module, quick("bcg+compile"))
+    with torch.no_grad(), pytest.raises(CaptureError, match="6 compiled regions, in the capture"):
+        compiled.prepare([Traced("transformer", {"x": inputs()}, None)])
+
+
+def test_generated_code_replays_from_the_tape(module: nn.Module):
+    """Inductor's code is no ATen operation: it is taped whole, between the graph breaks."""
+    captured, other = arm(module, RUNNERS["bcg+compile"]), inputs() * 3
+    with torch.no_grad():
+        captured.prepare([Traced("transformer", {"x": inputs()}, None)])
+        replayed = captured.call(Traced("transformer", {"x": other}, None))
+        assert torch.equal(replayed, captured.hooks["transformer"].forward({"x": other}))
+        assert torch.allclose(replayed, module(other), rtol=1e-4, atol=1e-5)
+    assert captured.graphs[0].breaks == 3
+
+
+class Fused(nn.Linear):
+    """Offers a fused form, as diffusers' attentions do."""
+
+    fused_projections = False
+
+    def fuse_qkv_projections(self) -> None:
+        self.to_qkv = nn.Linear(8, 24)
+        self.fused_projections = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_qkv(x) if self.fused_projections else super().forward(x)
+
+
+def test_fused_projections_hold_inside_their_arm_alone():
+    """A fused copy of the weights on the shared module would be a changed model to every other arm."""
+    module = Fused(8, 8)
+    names = set(dict(module.named_parameters()))
+    best = BestEager(module, module.forward)
+    assert best(inputs()).shape[-1] == 24
+    assert module(inputs()).shape[-1] == 8
+    assert set(dict(module.named_parameters())) == names
+    assert best.settings["fused projections"] == "1 attentions"
+
+
+def test_changes_are_undone():
+    """What an action sets, replaces or nests."""
+    module = nn.Sequential(nn.Linear(2, 2))
+    old = module[0]
+    switches = changes(module, lambda: (setattr(module, "new", 1), module.__setitem__(0, nn.Identity())))
+    assert (hasattr(module, "new"), module[0]) == (False, old)
+    with switches.on(), switches.on():
+        assert (module.new, type(module[0])) == (1, nn.Identity)
+    assert (hasattr(module, "new"), module[0]) == (False, old)
+
+
+@pytest.mark.parametrize("model", ["tiny/z-image", "tiny/qwen-image"])
+def test_rivals_of_a_model_are_judged_by_a_wider_dtype(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """No compilation in any request (Z-Image's pad masks are patched per call), and an error that is eager's own."""
+    torch._dynamo.reset()
+    names = ("eager", "eager-best", "compile-cudagraph", "bcg+compile")
+    for name in names[2:]:
+        monkeypatch.setitem(runners.RUNNERS, name, quick(name))
+    buckets = (32,) if "qwen" in model else None
+    case = Case(model=model, width_px=32, height_px=32, steps=2, prompts=("A small red cube", "cube"), dtype="float32",
+                device="cpu", rounds=1, profile=False, runners=names, buckets=buckets)  # fmt: skip
+    records = records_of(case, tmp_path)
+    for name in names[1:]:
+        record = records[name]
+        assert record.status == "OK", record.reasons
+        assert (record.fidelity[0].question, record.fidelity[0].exact) == ("arithmetic", True)
+        assert record.accuracy.calls == record.fidelity[0].calls > 0
+        assert 0 < record.accuracy.error == record.accuracy.eager_error < 1e-5
+        assert (record.compilation is None) == (name == "eager-best")
+    assert records["eager"].accuracy is None
+
+
+def test_the_plan_knows_which_runners_need_a_reference():
+    """Their weights stand in memory twice more, in the wider dtype."""
+    assert {name for name, row in RUNNERS.items() if not row.same_arithmetic} == set(OTHER_ARITHMETIC)
