@@ -26,6 +26,7 @@ from bcgbench.engine.breaks import BreakPolicy, break_graph, eager_on_graph
 from bcgbench.engine.buffers import StaticInputs
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.options import DEFAULT
 from bcgbench.engine.segments import Bridge
 from bcgbench.engine.signature import sign
 from bcgbench.engine.steps import Break, Step
@@ -123,6 +124,10 @@ class Bench:
             yield self.row("output clone", "MiB", (1, 4, 16, 64), lambda n: self._clone(1, mib=n))
             yield self.row("GPU time", "bare break", (0, 15, 30, 60), lambda n: self._gap(n, _bare))
             yield self.row("GPU time", "break with a bridge", (0, 15, 30, 60), lambda n: self._gap(n, _bridged))
+            kernel = ("memcpy_bridges",)
+            yield self.row(
+                "GPU time", "break, kernel copies", (0, 15, 30, 60), lambda n: self._gap(n, _bridged, off=kernel)
+            )
 
     def row(self, cost: str, per: str, sizes: tuple[int, ...], measure: Callable[[int], float]) -> Row:
         """One cost at several sizes."""
@@ -157,8 +162,8 @@ class Bench:
     def _clone(self, leaves: int, *, mib: float = 0) -> float:
         return self.host_us(Cloner(tuple([self._tensor(mib=mib) for _ in range(leaves)])))
 
-    def _engine(self, forward: Callable[[dict[str, Any]], Any]) -> GraphedForward:
-        return GraphedForward(forward, device=self.device, policy=BreakPolicy())
+    def _engine(self, forward: Callable[[dict[str, Any]], Any], *, off: tuple[str, ...] = ()) -> GraphedForward:
+        return GraphedForward(forward, device=self.device, policy=BreakPolicy(), options=DEFAULT.without(*off))
 
     def _replay(self, count: int, cut: Callable[[Tensor], Tensor]) -> float:
         engine, arguments = self._engine(lambda a: _chain(a["x"], count, cut)), {"x": self._tensor()}
@@ -186,7 +191,7 @@ class Bench:
             times.append((time.perf_counter_ns() - start) / 1e3)
         return median(times)
 
-    def _gap(self, breaks: int, cut: Callable[[Tensor], Tensor]) -> float:
+    def _gap(self, breaks: int, cut: Callable[[Tensor], Tensor], *, off: tuple[str, ...] = ()) -> float:
         """120 matrix products in as many segments as there are breaks, and one: the work is the same for any number."""
         weight = torch.randn(4096, 4096, device=self.device, dtype=torch.bfloat16) / 64
 
@@ -198,7 +203,7 @@ class Bench:
                     x = cut(x)
             return x
 
-        engine = self._engine(forward)
+        engine = self._engine(forward, off=off)
         arguments = {"x": torch.randn(1024, 4096, device=self.device, dtype=torch.bfloat16)}
         engine.prepare(arguments)
         return self.device_us(lambda: engine(arguments))

@@ -188,6 +188,7 @@ class Capture:
             tensor, bridge = segment.bridge(leaf)
         else:
             tensor, bridge = leaf, Bridge(leaf)
+        bridge.by_kernel = not self._backend.options.memcpy_bridges
         self._note_made(tensor)
         return tensor, bridge
 

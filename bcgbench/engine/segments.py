@@ -27,6 +27,8 @@ class Bridge:
     def __init__(self, place: Tensor | Address) -> None:
         self._place = place
         self._shape, self._dtype = place.shape, place.dtype
+        self.by_kernel = False
+        """Copy with a kernel rather than the driver's memcpy, which may go through another engine of the GPU."""
         self._views: tuple[Tensor, Tensor] | None = None
         """The place, and its elements once where it is expanded; made once, since every replay fills it."""
 
@@ -46,13 +48,24 @@ class Bridge:
         if once is not whole:  # a result that is expanded no longer does not fit
             result = dense(result)
             trees.check_like(once, result, name="expanded output of a break")
-        once.copy_(result)
+        if self.by_kernel and not (self._dtype.is_complex or result.is_neg()):
+            torch.bitwise_and(_integers(result), -1, out=_integers(once))
+        else:
+            once.copy_(result)
 
     def poison(self) -> None:
         """Write NaN where the break's output goes: a replay that does not fill it again shows. Integers stay."""
         place = self._place if isinstance(self._place, Tensor) else self._place.view()
         if place.dtype.is_floating_point or place.dtype.is_complex:
             dense(place).fill_(float("nan"))
+
+
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    """The same bits, which `& -1` does not change."""
+    return tensor.view(_INTEGER[tensor.dtype.itemsize])
 
 
 class Segment(Protocol):

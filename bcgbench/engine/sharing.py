@@ -31,7 +31,8 @@ LARGEST_BYTES = 2**20
 _IMPURE = frozenset(
     {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 )
-_UNINITIALISED = ("empty", "new_empty", "_empty")
+_WRITTEN_NEXT = ("empty", "new_empty", "_empty", "zeros", "new_zeros")
+"""What is made to be written to, perhaps by a kernel that torch does not see."""
 
 Key = Hashable
 Table = dict[Key, int]
@@ -48,7 +49,7 @@ def is_pure(func: Any) -> bool:
         and bool(schema.returns)
         and all(value.alias_info is None for value in schema.returns)
         and not _IMPURE & set(func.tags)
-        and not schema.name.removeprefix("aten::").startswith(_UNINITIALISED)
+        and not schema.name.removeprefix("aten::").startswith(_WRITTEN_NEXT)
     )
 
 

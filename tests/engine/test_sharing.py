@@ -143,6 +143,18 @@ def test_a_forward_that_writes_where_it_did_not_is_captured_without():
     assert bit_equal(engine({"x": torch.ones(4)}), forward({"x": torch.ones(4)}))
 
 
+def test_what_is_made_to_be_written_to_is_made_again():
+    """By a kernel that torch does not see, such as one of Triton's."""
+
+    def forward(a: dict[str, Tensor]) -> Tensor:
+        total = a["x"] * 1
+        for _ in range(2):
+            total = total + torch.zeros(4) + torch.zeros_like(total)
+        return total
+
+    assert saved(forward, x=torch.rand(4)) == 0
+
+
 def test_nothing_is_shared_beside_anybodys_break():
     """It may write to one of them, which no operation of the forward shows."""
     write = eager_on_graph(lambda x: x.add_(1))
