@@ -71,11 +71,22 @@ def cases_of(selection: Selection) -> tuple[Case, ...]:
                 f"source {case.source!r} is no folder: give a local one in diffusers layout, with model_index.json"
             )
             raise UsageError(message)
+        _check_shared(case)
         adapter = models.adapter(case.model)
         loading.check(case, adapter)
         if adapter.facts.generic:
             log.warning("%s: %s", model_name(case), UNVALIDATED)
     return cases
+
+
+def _check_shared(case: Case) -> None:
+    """Raise UsageError for an arm that several processes cannot run: its reference is of whole calls."""
+    from bcgbench.runners import RUNNERS
+
+    other = [name for name in case.runners if not RUNNERS[name].same_arithmetic]
+    if case.parallel != "none" and other:
+        message = f"{case.model}, {case.parallel}: {', '.join(other)} run in one process only; leave them out"
+        raise UsageError(message)
 
 
 def alone(cases: tuple[Case, ...]) -> tuple[Case, ...]:

@@ -177,6 +177,12 @@ def test_what_looks_at_one_process_refuses_shared_cases():
         assert (done.exit_code, "only `run` starts several processes" in done.stderr) == (2, True)
 
 
+def test_what_several_processes_cannot_run_is_refused():
+    """A compiled arm's reference is of whole calls."""
+    done = invoke("run", "--model", "tiny/z-image", "--parallel", "cfg:2", "--runner", "eager,compile")
+    assert (done.exit_code, "compile run in one process only" in done.stderr) == (2, True)
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 

@@ -249,7 +249,8 @@ class Capture:
     def run_compiled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Compiled code, between the graph breaks of torch.compile, as one operation."""
         segment = self._segment
-        self._refuse_unreturned(args)
+        if segment is not None:
+            self._refuse_unreturned(args)
         with without_modes():
             return function(*args) if segment is None else self._recorded(segment, function, args, {})
 
