@@ -53,12 +53,13 @@ def selftest(
     if not faults:
         parts = ", ".join(dict.fromkeys(fault.part for fault in FAULTS.values()))
         raise UsageError(f"no fault has {' or '.join(map(repr, only or ()))} in its PART/NAME; parts are {parts}")
+    left_out = {n: why for n, fault in faults.items() if (why := skipped(fault, device=device, chosen=bool(only)))}
     if listed:
-        typer.echo(_listing(faults, device=device, as_json=as_json))
+        typer.echo(_listing(faults, left_out, as_json=as_json))
         return 0
+    shown = {name: fault for name, fault in faults.items() if name not in left_out}
     with _unheard(debug=debug):
-        outcomes = _run(faults, device=device, controls=not only, quiet=quiet)
-    left_out = {name: reason for name, fault in faults.items() if (reason := skipped(fault, device=device))}
+        outcomes = _run(shown, device=device, controls=not only, quiet=quiet)
     typer.echo(_document(outcomes, left_out) if as_json else _text(outcomes, left_out))
     return 0 if all(outcome.passed for outcome in outcomes) else MISSED
 
@@ -129,10 +130,10 @@ def _document(outcomes: Sequence[Outcome], left_out: Mapping[str, str]) -> str:
     )
 
 
-def _listing(faults: Mapping[str, Fault], *, device: str, as_json: bool) -> str:
+def _listing(faults: Mapping[str, Fault], left_out: Mapping[str, str], *, as_json: bool) -> str:
     """The registry: every fault with its finding, and how many there are for each backend."""
     if as_json:
-        return json.dumps({name: _about(fault, device=device) for name, fault in faults.items()}, indent=2)
+        return json.dumps({name: _about(fault, left_out.get(name, "")) for name, fault in faults.items()}, indent=2)
     rows = [
         {
             "fault": name,
@@ -144,11 +145,11 @@ def _listing(faults: Mapping[str, Fault], *, device: str, as_json: bool) -> str:
         for name, fault in faults.items()
     ]
     counts = Counter(fault.backend for fault in faults.values())
-    reasons = Counter(reason for fault in faults.values() if (reason := skipped(fault, device=device)))
+    reasons = Counter(left_out.values())
     total = f"{plural(len(faults), 'fault')}: " + ", ".join(f"{number} {name}" for name, number in counts.items())
     return "\n".join([aligned(rows), "", total, *(f"skipped here: {n} ({why})" for why, n in reasons.items())])
 
 
-def _about(fault: Fault, *, device: str) -> dict[str, Any]:
+def _about(fault: Fault, left_out: str) -> dict[str, Any]:
     about = dataclasses.asdict(fault)
-    return {**about, "case": dict(fault.case), "published": fault.links, "skipped": skipped(fault, device=device)}
+    return {**about, "case": dict(fault.case), "published": fault.links, "skipped": left_out}

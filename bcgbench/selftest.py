@@ -22,7 +22,7 @@ from bcgbench.clock import HostClock
 from bcgbench.engagement import INFORMATIONAL
 from bcgbench.engine.tape import TapeSegment
 from bcgbench.errors import BcgbenchError
-from bcgbench.faults import injected, skipped
+from bcgbench.faults import injected
 from bcgbench.faults.fault import Fault
 from bcgbench.faults.places import ARM, replaced
 from bcgbench.models import MODELS
@@ -89,10 +89,9 @@ def run_controls(*, device: str, folder: Path) -> Iterator[Outcome]:
 
 
 def run_faults(faults: Mapping[str, Fault], *, device: str, folder: Path) -> Iterator[Outcome]:
-    """Every fault that this device can show, as each ends; last those that may cost the process its GPU."""
+    """Faults as each ends; last those that may cost the process its GPU."""
     for name, fault in sorted(faults.items(), key=lambda item: item[1].backend == "cuda"):
-        if not skipped(fault, device=device):
-            yield _timed(partial(run_fault, name, fault, device=device, folder=folder))
+        yield _timed(partial(run_fault, name, fault, device=device, folder=folder))
 
 
 def _timed(run: Callable[[], Outcome]) -> Outcome:

@@ -26,7 +26,7 @@ from bcgbench.models import base
 from bcgbench.models.qwen_image import QwenImage
 from bcgbench.tap import DenoiseTap
 
-HERE = [name for name, fault in FAULTS.items() if not skipped(fault, device="cpu")]
+HERE = [name for name, fault in FAULTS.items() if not skipped(fault, device="cpu", chosen=False)]
 PATCHED = (bench.CaseBench, base.Session, SegmentedGraph, GraphedForward, GraphCache, StaticInputs, Arm, Break, Guard,
            TapeSegment, QwenImage, DenoiseTap, fidelity._Flat, measure, base)  # fmt: skip
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,7 @@ def invoke(*args: str):
     return CliRunner().invoke(cli.app, ["selftest", *args])
 
 
-@pytest.mark.parametrize("name", [name for name in HERE if FAULTS[name].shown != "ranks"])  # those: test_ranks.py
+@pytest.mark.parametrize("name", HERE)  # those of ranks: test_ranks.py
 def test_a_fault_ends_in_its_own_finding(name: str, tmp_path: Path):
     """Reason, words and exit code, through a whole tiny case."""
     outcome = selftest.run_fault(name, FAULTS[name], device="cpu", folder=tmp_path)

@@ -32,8 +32,10 @@ def injected(name: str) -> AbstractContextManager[Any]:
     return cast(AbstractContextManager[Any], pkgutil.resolve_name(f"{__name__}.{FAULTS[name].inject}")())
 
 
-def skipped(fault: Fault, *, device: str) -> str:
-    """Why a fault is not shown on this device, "" where it is."""
+def skipped(fault: Fault, *, device: str, chosen: bool) -> str:
+    """Why a fault is not shown on this device, "" where it is. `chosen`: by its part or name."""
+    if fault.shown == "ranks" and not chosen:  # torchrun and two imports of everything, six times: a minute and a half
+        return "needs processes of its own: --only ranks/"
     if fault.backend == "cuda" and device == "cpu":
         return "needs CUDA graphs: --device cuda"
     return "a fault of the tape itself: --device cpu" if fault.backend == "cpu" and device != "cpu" else ""
