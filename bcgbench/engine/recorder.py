@@ -19,7 +19,7 @@ from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
 from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read, without_modes
 from bcgbench.engine.segments import Backend, Bridge, Segment
-from bcgbench.engine.sharing import Shared
+from bcgbench.engine.sharing import Shared, written
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
 
@@ -233,7 +233,7 @@ class Capture:
         if breaks.breaks_at(name):
             return self._attend(func, args, kwargs)
         self._refuse_dynamic(func, args)
-        self._refuse_host_write(func, args)
+        self._refuse_host_write(func, args, kwargs)
         self._refuse_collective(name)
         self._refuse_unreturned((args, kwargs))
         if self.shared is None:
@@ -265,14 +265,11 @@ class Capture:
         segment.record(func, args, kwargs, out)
         return out
 
-    def _refuse_host_write(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _refuse_host_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A graph of the device repeats no work of the host: state kept there would stay as captured."""
-        written = args[0] if args and func._schema.is_mutable else None
-        if (
-            isinstance(written, Tensor)
-            and written.device.type == "cpu" != self._backend.device.type
-            and not self._is_made(written)
-        ):
+        if self._backend.device.type == "cpu":
+            return
+        if any(tensor.device.type == "cpu" and not self._is_made(tensor) for tensor in written(func, args, kwargs)):
             raise CaptureError(
                 f"{func._schema.name} in {diagnose.call_site(self.module)} writes to a tensor of the host that the "
                 "forward did not make; a replay would not. Keep it on the device, or break around it by name."
