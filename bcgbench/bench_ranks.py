@@ -8,7 +8,6 @@ a request each waits for the others, so a rank that fails there ends the case.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from bcgbench.artifacts import Saver
 from bcgbench.bench import CaseBench, Emit
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, RankFailed
+from bcgbench.fidelity import digest
 from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.merge import Part, merge
 from bcgbench.models import base, prior
@@ -184,8 +184,7 @@ class RankBench(CaseBench):
     def _image(self, live: Live, *, phase: Phase, turn: measure.Turn) -> Final:
         """One request of all ranks, which must end with the same latents."""
         final: Final = self._together(lambda: super(RankBench, self)._image(live, phase=phase, turn=turn))
-        digest = hashlib.sha256(final.latents.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-        if len(set(self.ranks.gather(digest, what=f"the latents of all ranks ({phase})"))) > 1:
+        if len(set(self.ranks.gather(digest(final.latents), what=f"the latents of all ranks ({phase})"))) > 1:
             text = f"the ranks ended {phase} of prompt {turn.prompt} in round {turn.round} with different latents"
             self._decide(live, code="ranks-disagree", text=text)
         return final

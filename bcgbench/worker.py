@@ -23,8 +23,6 @@ from bcgbench.types import Case, Progress, Reason, Record, Sample
 TARGET, RANKS_TARGET = "bcgbench.bench:run_case", "bcgbench.bench_ranks:run_case"
 LOST = "rank-lost"
 """The reason of a process that another one kept waiting: that other one, or its end, says more."""
-_ASK_S = 2.0
-"""A process that computes answers at once, one that holds the interpreter's lock never."""
 
 
 def run_case(
@@ -112,11 +110,11 @@ class _Watch:
 
     def _ask_place(self, process: Process) -> None:
         """Have the process say in which step of which graph, module and line it is; what else it sent is taken in."""
-        process.ask_place()
-        until_s = time.monotonic() + _ASK_S
-        while not self._place and time.monotonic() < until_s and (lines := process.read()) is not None:
+        for lines in process.ask_place():
             for line in lines:
                 self._take(line, process=process)
+            if self._place:
+                return
 
     def reason(self, account: str) -> Reason:
         """Why there are runners without a record; `account` is how the process ended."""

@@ -91,7 +91,8 @@ def test_a_hung_rank_names_its_break_and_the_other_the_exchange(tmp_path: Path):
 
 
 def test_a_killed_rank_ends_in_records_within_the_time_limit(tmp_path: Path):
-    """Through torchrun and the worker: no hang, and the rank is named."""
+    """Through torchrun and the worker: no hang, and the rank is named. Only the log stays."""
     outcome = selftest.run_fault("killed-rank", FAULTS["killed-rank"], device="cpu", folder=tmp_path)
     assert outcome.passed, outcome.told
     assert outcome.duration_s < FAULTS["killed-rank"].case["timeout_s"]
+    assert [path.suffix for path in tmp_path.glob("**/logs/*")] == [".log"]
