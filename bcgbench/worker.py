@@ -29,12 +29,13 @@ def run_case(
     case: Case,
     run: Run,
     *,
+    attempt: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     kill: threading.Event | None = None,
     target: str | None = None,
 ) -> None:
-    """Run the next attempt of a case; afterwards every runner of the case has a record of this attempt.
+    """Run an attempt of a case, the next by default; afterwards every runner of the case has a record of it.
 
     Runners that the process left without one get a FAILED record with the samples that arrived. `stop` lets the current
     image finish; `kill`, or a KeyboardInterrupt raised here, ends the process at once; both leave "interrupted"
@@ -44,7 +45,7 @@ def run_case(
     stop, kill = stop or threading.Event(), kill or threading.Event()
     if stop.is_set() or kill.is_set():
         return
-    attempt = run.next_attempt(case.key)
+    attempt = attempt or run.next_attempt(case.key)
     log_path = run.logs / f"{case.key}.{attempt}.log"
     job = {
         "case": to_json(case),
