@@ -2,7 +2,7 @@
 
 Compiled code fuses and reorders, so that its outputs differ from eager's by rounding; eager's own error says how much
 that may be. Both are measured against the same module with its weights cast to float32 (a float32 model: to float64),
-on the same inputs. Here: the reference and the errors. Not here: the limit (`verdict.py`).
+on the same inputs. Here: the reference and the errors. Not here: the limit (`thresholds.py`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bcgbench import verdict as judge
 from bcgbench.metrics import METRICS, break_even_images
 from bcgbench.reports import formats
+from bcgbench.runners import RUNNERS
 
 if TYPE_CHECKING:
     from bcgbench.types import Case, Engagement, Reason, Record, RunInfo, Verdict
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 BASELINES = ("eager", "eager-padded", "untouched")
 """Arms that compute without a graph: references, never the thing under test."""
 
-RIVALS = ("eager-best", "compile", "compile-cudagraph", "compile-autotune")
+RIVALS = tuple(name for name, row in RUNNERS.items() if not row.captured and not row.same_arithmetic)
 """What graphs are held against: that one of them is slow is no failure of a run."""
 
 HOOK_METRICS = frozenset({"hook_s", "hook_share"})
