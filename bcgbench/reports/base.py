@@ -79,9 +79,13 @@ class CaseView:
 
     @property
     def name(self) -> str:
-        """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
-        shared = "" if self.case.parallel == "none" else f", {one_line(self.case.parallel)}"
-        return f"{model_name(self.case)} @ {self.case.resolution}{shared}"
+        """As `case_name`."""
+        return case_name(self.case)
+
+
+def case_name(case: Case) -> str:
+    """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
+    return f"{model_name(case)} @ {one_line(case.shape)}"
 
 
 def model_name(case: Case) -> str:

@@ -177,7 +177,7 @@ def _misses(proof: Engagement) -> str:
 
 def _pays(view: CaseView, record: Record) -> str:
     eager = next((each for each in view.arms.values() if each.runner == "eager"), None)
-    return "reference" if record is eager else base.pays_phrase(view, eager, record)
+    return "reference" if record is eager and view.timed else base.pays_phrase(view, eager, record)
 
 
 def _graph_breaks(_: CaseView, record: Record) -> str:
