@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -42,6 +43,15 @@ def test_equal_bits_are_exact_and_nothing_else_is_asked():
     assert phrase(fidelity=(make.fidelity(question="arithmetic"),)) == (True, "exact", 0)
 
 
+def test_a_rival_that_is_not_ok_gets_no_credit():
+    """Outputs within tolerance may be eager's own; wrong ones still count."""
+    late = make.compilation(late_frames=1)
+    for accuracy, words, code in ((make.accuracy(), "not judged", 4), (make.accuracy(error=1.0), "different", 3)):
+        record = make.rival_record(status="INVALID", compilation=late, accuracy=accuracy)
+        found = compare(make.record(), record)
+        assert (found.fidelity.partition(":")[0], found.exit_code) == (words, code)
+
+
 def test_without_a_reference_nothing_is_judged():
     """The reason is named; a rival gets no credit for outputs that nobody could check."""
     unknown = make.accuracy(calls=0, worst_call=None, error=None, eager_error=None, note="OutOfMemoryError: no room")
@@ -56,6 +66,7 @@ def test_requests_that_do_not_repeat_themselves_are_different():
     noisy = make.record(fidelity=(make.inexact(question="rerun"),))
     record = make.rival_record(accuracy=make.accuracy(unrepeated=1))
     assert compare(noisy, record).fidelity.startswith("within tolerance")
+    assert re.search(r"outputs +reference +within tolerance\n", renderer("table")(report(noisy, record)))
 
 
 @pytest.mark.parametrize(

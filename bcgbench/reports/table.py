@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bcgbench import stats
 from bcgbench.metrics import clock_of
+from bcgbench.outputs import answer
 from bcgbench.reports import base, formats, headline
 from bcgbench.verdict import judge_record_outputs
 
@@ -187,12 +188,12 @@ def _graph_breaks(_: CaseView, record: Record) -> str:
     return f"{found.graph_breaks} in {formats.plural(found.graphs, 'graph')}"
 
 
-def _exactness(_: CaseView, record: Record) -> str:
+def _exactness(view: CaseView, record: Record) -> str:
     if record.status != "OK":
         return "not judged"
     if record.accuracy is not None:
-        return judge_record_outputs(record).phrase.partition(":")[0]
-    answers = {answer.question: answer.exact for answer in record.fidelity}
+        return judge_record_outputs(record, rerun=answer(view.arms.values(), "rerun")).phrase.partition(":")[0]
+    answers = {found.question: found.exact for found in record.fidelity}
     if "graph" not in answers:
         return "reference" if record.runner in ("eager", "eager-padded") else "not judged"
     return "exact" if answers["graph"] else "differ"
