@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
-NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)", "not compiled"})
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)"})
 """A row of these alone says nothing; the line below the table says why."""
+NOT_COMPILED = frozenset({"not compiled"})
+"""As such a row, on any device."""
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
 """Reasons of a verdict that its line, or the line of the arm below it, says in other words."""
@@ -135,7 +137,7 @@ def _arm_tables(view: CaseView) -> Iterator[str]:
             table.add_column(base.one_line(name), justify="right", overflow="fold")
         for title, read in ROWS:
             cells = [read(view, view.arms[name]) for name in labels]
-            if view.timed or not NOT_ON_A_CPU.issuperset(cells):
+            if not (NOT_COMPILED if view.timed else NOT_ON_A_CPU | NOT_COMPILED).issuperset(cells):
                 table.add_row(title, *cells)
         text = io.StringIO()
         console = Console(
