@@ -165,7 +165,8 @@ def only(cases: Sequence[Case], wanted: Sequence[str]) -> tuple[Case, ...]:
     A text that is a whole model id means that model alone, since some ids begin like others. UsageError for a text that
     fits no case.
     """
-    names = {case.key: f"{case.model} @ {case.shape}" for case in cases}
+    names = {case.key: f"{case.model} @ {case.resolution}, {case.parallel}" for case in cases}
+    names = {key: name.removesuffix(", none") for key, name in names.items()}
     ids = {case.model for case in cases}
 
     def fits(case: Case, text: str) -> bool:

@@ -68,11 +68,6 @@ class Case:
         return f"{self.width_px}x{self.height_px}" + (f"x{self.frames}" if self.frames else "")
 
     @property
-    def shape(self) -> str:
-        """The resolution, with `, cfg:2` where processes share a request."""
-        return self.resolution + ("" if self.parallel == "none" else f", {self.parallel}")
-
-    @property
     def key(self) -> str:
         """Stable name of the cell: same key, same work. Excludes which arms are run and how often."""
         skipped = {"runners", "rounds", "profile", "timeout_s"}

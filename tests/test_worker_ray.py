@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bcgbench import cli_run, models, store, suite, worker_ray
-from bcgbench.errors import EnvironmentFault, StoreError
+from bcgbench.errors import EnvironmentFault
 from bcgbench.runners import RUNNERS
 from tests import factories as make
 from tests import fake_bench
@@ -63,7 +63,7 @@ class FakeRay:
             raise Lost("node 1 died\nat night")
         try:
             return task()
-        except StoreError as error:
+        except OSError as error:
             raised = Raised("ray::measure_case() (pid=7, ip=10.0.0.1)\n  Traceback")
             raised.cause = error
             raise raised from error
@@ -109,14 +109,14 @@ def test_a_task_that_raises_is_no_lost_node(tmp_path: Path, monkeypatch: pytest.
     """It would raise again on any node; the record says what, not where Ray was when it noticed."""
 
     def measure_case(*_: Any, **__: Any) -> None:
-        raise StoreError("no space left")
+        raise OSError("no space left")
 
     monkeypatch.setattr(worker_ray, "measure_case", measure_case)
     with run_of(tmp_path, cases=1) as run:
         drive(run, FakeRay(), monkeypatch)
         assert {(record.status, record.attempt) for record in run.records()} == {("FAILED", 1)}
         reason = run.records()[0].reasons[0]
-        assert (reason.code, reason.text) == ("store", "no space left")
+        assert (reason.code, reason.text) == ("crashed", "OSError: no space left")
 
 
 @pytest.mark.parametrize(("losses", "status", "attempts"), [(1, "OK", 2), (2, "FAILED", 2)])

@@ -79,13 +79,14 @@ class CaseView:
 
     @property
     def name(self) -> str:
-        """As `case_name`."""
+        """How the case is called."""
         return case_name(self.case)
 
 
 def case_name(case: Case) -> str:
     """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
-    return f"{model_name(case)} @ {one_line(case.shape)}"
+    shared = "" if case.parallel == "none" else f", {one_line(case.parallel)}"
+    return f"{model_name(case)} @ {case.resolution}{shared}"
 
 
 def model_name(case: Case) -> str:
