@@ -19,7 +19,7 @@ from typing import Any
 from bcgbench import store, worker
 from bcgbench.child import reason_of
 from bcgbench.codec import from_json, to_json
-from bcgbench.errors import EnvironmentFault, first_line
+from bcgbench.errors import EnvironmentFault, UsageError, first_line
 from bcgbench.parallel import parse_parallel
 from bcgbench.store import Run, utc_now
 from bcgbench.types import Case, Progress, Reason, Record, RunInfo, Sample
@@ -45,8 +45,8 @@ def measure(
 ) -> None:  # fmt: skip
     """Run the cases on the cluster that Ray finds, or on this machine; each then has records, or was stopped.
 
-    EnvironmentFault without Ray, or where no node has the GPUs of a case. StoreError when the journal cannot be
-    written.
+    EnvironmentFault without Ray, or where no node has the GPUs of a case, UsageError for a device by number. StoreError
+    when the journal cannot be written.
     """
     ray = _ray()
     _check_room(ray, cases)
@@ -115,9 +115,11 @@ def record_failure(case: Case, run: Run, *, reason: Reason) -> None:
 
 
 def _check_room(ray: Any, cases: Sequence[Case]) -> None:
-    """Ray itself would wait for such a node for ever."""
+    """Ray itself would wait for such a node for ever, and numbers a task's GPUs anew."""
     most = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
     for case in cases:
+        if ":" in case.device:
+            raise UsageError(f"{case.model} on {case.device}: Ray chooses the GPU of a task; give --device cuda")
         if _gpus(case) > most:
             raise EnvironmentFault(
                 f"{case.model}, {case.parallel} on {case.device}, needs a node of {_gpus(case)} GPUs, and no node of "

@@ -137,6 +137,8 @@ def test_a_parallel_case_asks_for_a_gpu_per_rank(tmp_path: Path, monkeypatch: py
     case = make.case(parallel="cfg:2")
     assert (worker_ray._gpus(case), worker_ray._ranks(case)) == (2, 2)
     assert worker_ray._gpus(make.case(device="cpu")) == 0
+    with run_of(tmp_path / "1", cases=1, device="cuda:1") as run, pytest.raises(Exception, match="give --device cuda"):
+        drive(run, FakeRay(), monkeypatch)
     with run_of(tmp_path, cases=1, parallel="cfg:2") as run, pytest.raises(EnvironmentFault, match="a node of 2 GPUs"):
         drive(run, FakeRay(), monkeypatch)
 
