@@ -56,7 +56,10 @@ class RankProcess(Process):
 
     def _signal(self, number: signal.Signals) -> None:
         """To every rank: torchrun itself would give them 30 s to stop, and has no stacks to show."""
-        for pid in self._ranks():
+        ranks = self._ranks()
+        if not ranks:  # it is starting still, and would start them without the signal
+            super()._signal(number)
+        for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

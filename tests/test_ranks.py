@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bcgbench import selftest
 from bcgbench.faults import FAULTS
 from bcgbench.types import Case
+from bcgbench.worker_ranks import RankProcess
 from tests.ranks import run_ranks
 
 
@@ -88,6 +90,18 @@ def test_a_hung_rank_names_its_break_and_the_other_the_exchange(tmp_path: Path):
     waiting, hung = ((tmp_path / f"rank{number}.hung").read_text() for number in range(2))
     assert "requests of bcg 0/4, waiting for the other ranks' parts in exchange" in waiting
     assert "the break aten._scaled_dot_product_flash_attention_for_cpu in noise_refiner.0.attention" in hung
+
+
+def test_a_stop_that_comes_before_the_ranks_ends_torchrun(tmp_path: Path):
+    """Nobody else is there to hear it."""
+    case = shared("tiny/z-image")
+    with RankProcess(case, {}, log_path=tmp_path / "log") as process:
+        process.interrupt()
+        until_s = time.monotonic() + 30
+        while process.read() is not None and time.monotonic() < until_s:
+            pass
+        assert time.monotonic() < until_s
+    assert "child_ranks" not in (tmp_path / "log").read_text()
 
 
 def test_a_killed_rank_ends_in_records_within_the_time_limit(tmp_path: Path):
