@@ -151,9 +151,13 @@ class RankBench(CaseBench):
             log.exception("preparing %s failed", live.name)
             failed = reason_of(error).text
         votes = self.ranks.gather(failed, what=f"all ranks to prepare {live.name}")
-        against = "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
+        against: dict[str, list[str]] = {}
+        for rank, vote in enumerate(votes):
+            against.setdefault(vote, []).append(str(rank))
+        against.pop("", None)
         if against:
-            text = f"every rank ran eagerly, by vote, since one has no graph; {against}"
+            why = "; ".join(f"rank {', '.join(ranks)}: {vote}" for vote, ranks in against.items())
+            text = f"every rank ran eagerly, by vote, since one has no graph; {why}"
             self._decide(live, code="rank-vote", text=text)
             for hook in live.arm.hooks.values():
                 hook.graphed.cache.drop_all("every rank runs eagerly, by vote")
