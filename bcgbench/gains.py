@@ -14,12 +14,16 @@ from bcgbench.stats import median
 from bcgbench.types import Reason, Record, Speed
 
 
+KERNELS = ("compile", "fused projections", "attention order")
+"""Settings that choose the kernels: arms that differ in them run others, of another number and speed."""
+
+
 def remarks(a: Record, b: Record, speed: Speed, *, least_bytes: int, kernels: float) -> Iterator[Reason]:
     """On arm `b`, a graph, against arm `a`, whose times can be compared (`speed` is a finding on them)."""
     if not is_graph(b):
         return
     yield from _no_gain(a, b, speed, least_bytes)
-    if a.settings.get("compile") == b.settings.get("compile"):  # else other kernels, of another number and speed
+    if all(a.settings.get(name) == b.settings.get(name) for name in KERNELS):
         yield from _more_kernels(a, b, kernels)
         yield from _cost_of_breaks(a, b, speed)
 

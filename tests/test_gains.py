@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bcgbench.verdict import compare
+from tests import factories as make
 from tests.factories import GIB, codes, graph_record, memory, profile, record, text
 
 
@@ -59,6 +60,9 @@ def test_what_compiled_kernels_bring_is_not_laid_to_the_breaks():
     )  # fmt: skip
     assert not {"cost-of-breaks", "more-kernels"} & set(codes(compare(bcg, compiled)))
     assert "more-kernels" not in codes(compare(record(profile=profile(kernels=100.0)), compiled))
+    fused = record(runner="eager-best", profile=profile(kernels=100.0))
+    fused = make.replace(fused, settings=fused.settings | {"fused projections": "60 attentions"})
+    assert "more-kernels" not in codes(compare(fused, bcg))
 
 
 def test_the_better_choice_is_the_arm_that_is_held_against():
