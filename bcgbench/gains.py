@@ -13,7 +13,6 @@ from bcgbench.metrics import denoise_times
 from bcgbench.stats import median
 from bcgbench.types import Reason, Record, Speed
 
-
 KERNELS = ("compile", "fused projections", "attention order")
 """Settings that choose the kernels: arms that differ in them run others, of another number and speed."""
 
