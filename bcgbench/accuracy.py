@@ -2,7 +2,7 @@
 
 Compiled code fuses and reorders, so that its outputs differ from eager's by rounding; eager's own error says how much
 that may be. Both are measured against the same module with its weights cast to float32 (a float32 model: to float64),
-on the same inputs. Here: the reference and the errors. Not here: the limit (`verdict.py`).
+on the same inputs. Here: the reference and the errors. Not here: the limit (`thresholds.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bcgbench.answers import CallTally, Finals
 from bcgbench.arms import Arm, Traced
 from bcgbench.engine import trees
+from bcgbench.errors import first_line
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy
 from bcgbench.outputs import LEAST_ERROR
@@ -72,7 +73,7 @@ def references(
                 with contextlib.suppress(OutsidePolicy):
                     outputs[index] = _on_host(_forward(arm, calls[index], dtype=wide))
     except (RuntimeError, TypeError) as error:  # out of memory; code that fixes a dtype
-        return References(dtype=wide, note=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return References(dtype=wide, note=f"{type(error).__name__}: {first_line(error)}")
     return References(dtype=wide, outputs=outputs)
 
 

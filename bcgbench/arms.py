@@ -66,7 +66,7 @@ class Hook:
 
         options = DEFAULT.without(*runner.without)
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
-        if policy is not None and policy.attention:
+        if policy is not None and policy != BreakPolicy():
             policy = replace(policy, names=(*policy.names, *adapter.breaks), kernels=options.kernel_breaks)
         self.variant = variant_of(runner, module, original, policy=policy)
 

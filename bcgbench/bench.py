@@ -21,7 +21,7 @@ from bcgbench.answers import CallTally, Final, Finals
 from bcgbench.arms import Arm, Traced, Tracer
 from bcgbench.artifacts import Saver
 from bcgbench.child import reason_of
-from bcgbench.errors import BcgbenchError, ProcessPoisoned
+from bcgbench.errors import BcgbenchError, ProcessPoisoned, first_line
 from bcgbench.flops import count_flops
 from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.models import base, prior
@@ -284,7 +284,7 @@ class CaseBench:
         try:
             measure.memory(self.session.device)
         except RuntimeError as error:
-            raise ProcessPoisoned(f"The device does not answer: {str(error).splitlines()[0]}.") from error
+            raise ProcessPoisoned(f"The device does not answer: {first_line(error)}.") from error
 
     def _report(self, stage: str, arm: str, *, done: int = 0, total: int = 0, eta_s: float | None = None) -> None:
         if self._should_stop():

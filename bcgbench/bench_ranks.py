@@ -8,7 +8,6 @@ a request each waits for the others, so a rank that fails there ends the case.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from bcgbench.artifacts import Saver
 from bcgbench.bench import CaseBench, Emit
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, RankFailed
+from bcgbench.fidelity import digest
 from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.merge import Part, merge
 from bcgbench.models import base, prior
@@ -151,9 +151,13 @@ class RankBench(CaseBench):
             log.exception("preparing %s failed", live.name)
             failed = reason_of(error).text
         votes = self.ranks.gather(failed, what=f"all ranks to prepare {live.name}")
-        against = "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
+        against: dict[str, list[str]] = {}
+        for rank, vote in enumerate(votes):
+            against.setdefault(vote, []).append(str(rank))
+        against.pop("", None)
         if against:
-            text = f"every rank ran eagerly, by vote, since one has no graph; {against}"
+            why = "; ".join(f"rank {', '.join(ranks)}: {vote}" for vote, ranks in against.items())
+            text = f"every rank ran eagerly, by vote, since one has no graph; {why}"
             self._decide(live, code="rank-vote", text=text)
             for hook in live.arm.hooks.values():
                 hook.graphed.cache.drop_all("every rank runs eagerly, by vote")
@@ -184,8 +188,7 @@ class RankBench(CaseBench):
     def _image(self, live: Live, *, phase: Phase, turn: measure.Turn) -> Final:
         """One request of all ranks, which must end with the same latents."""
         final: Final = self._together(lambda: super(RankBench, self)._image(live, phase=phase, turn=turn))
-        digest = hashlib.sha256(final.latents.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-        if len(set(self.ranks.gather(digest, what=f"the latents of all ranks ({phase})"))) > 1:
+        if len(set(self.ranks.gather(digest(final.latents), what=f"the latents of all ranks ({phase})"))) > 1:
             text = f"the ranks ended {phase} of prompt {turn.prompt} in round {turn.round} with different latents"
             self._decide(live, code="ranks-disagree", text=text)
         return final

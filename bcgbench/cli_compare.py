@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from bcgbench import verdict as judge
-from bcgbench.comparable import share_prior
+from bcgbench.comparable import comparable, share_prior
 from bcgbench.errors import NothingMeasured
 from bcgbench.outputs import answer
 from bcgbench.reports.base import arm_of_run
@@ -62,6 +63,7 @@ def judge_runs(a: Sequence[Record], b: Sequence[Record], *, arms: Sequence[str] 
         message = (
             f"no arm of the first run has a counterpart in the second: {_described(a)} against {_described(b)}"
             + (f", limited to {', '.join(arms)}" if arms else "")
+            + _unlike(a, b)
         )
         raise NothingMeasured(message)
     return tuple(
@@ -101,6 +103,12 @@ def _pairs(arms: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     reference = REFERENCE if REFERENCE in arms else arms[0]
     yield from ((reference, arm) for arm in arms if arm != reference)
     yield from (pair for pair in BOUNDS if set(pair) <= set(arms) and reference not in pair)
+
+
+def _unlike(a: Sequence[Record], b: Sequence[Record]) -> str:
+    """How an arm of one model differs in the two runs, as the end of a sentence; "" where none is in both."""
+    same = ((x, y) for x in a for y in b if (x.case.model, x.runner) == (y.case.model, y.runner))
+    return "".join(f"; {reason.text}" for pair in itertools.islice(same, 1) for reason in comparable(*pair))
 
 
 def _described(records: Sequence[Record]) -> str:

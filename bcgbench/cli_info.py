@@ -160,9 +160,8 @@ def plan_text(cases: Sequence[Case], *, as_json: bool) -> str:
 
 
 def _plan_row(estimate: Estimate) -> dict[str, Any]:
-    case = estimate.case
     return {
-        "case": f"{base.model_name(case)} @ {case.resolution}",
+        "case": base.case_name(estimate.case),
         "images": estimate.images,
         "calls": estimate.forwards,
         "memory": formats.estimated_size(estimate.memory_bytes),

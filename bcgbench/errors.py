@@ -87,3 +87,8 @@ class RankLost(Exception):
 
 class RankFailed(Exception):
     """This process of a parallel case failed where the others wait for it; it ends the case. Raised from its cause."""
+
+
+def first_line(error: BaseException) -> str:
+    """What happened, without torch's and Ray's advice below it; "" for an error without a message."""
+    return str(error).strip().partition("\n")[0]

@@ -1,7 +1,7 @@
 """What a graph brings for what it costs: remarks on a verdict about memory, kernels and breaks. They decide nothing.
 
-Here: published disappointments said in words, from stored figures. Not here: limits on them (`verdict.py`), units and
-layout (`reports/`). No I/O, no torch.
+Here: published disappointments said in words, from stored figures. Not here: limits on them (`thresholds.py`), units
+and layout (`reports/`). No I/O, no torch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from bcgbench.metrics import denoise_times
 from bcgbench.stats import median
 from bcgbench.types import Reason, Record, Speed
 
+KERNELS = ("compile", "fused projections", "attention order")
+"""Settings that choose the kernels: arms that differ in them run others, of another number and speed."""
+
 
 def remarks(a: Record, b: Record, speed: Speed, *, least_bytes: int, kernels: float) -> Iterator[Reason]:
     """On arm `b`, a graph, against arm `a`, whose times can be compared (`speed` is a finding on them)."""
     if not is_graph(b):
         return
     yield from _no_gain(a, b, speed, least_bytes)
-    yield from _more_kernels(a, b, kernels)
-    yield from _cost_of_breaks(a, b, speed)
+    if all(a.settings.get(name) == b.settings.get(name) for name in KERNELS):
+        yield from _more_kernels(a, b, kernels)
+        yield from _cost_of_breaks(a, b, speed)
 
 
 def _no_gain(a: Record, b: Record, speed: Speed, least_bytes: int) -> Iterator[Reason]:
@@ -29,7 +33,7 @@ def _no_gain(a: Record, b: Record, speed: Speed, least_bytes: int) -> Iterator[R
         return
     more_bytes = peaks[1] - peaks[0]
     if more_bytes >= least_bytes:
-        text = f"{b.runner} is {speed} and its peak is {more_bytes / 1e9:.1f} GB above that of {a.runner}: eager is "
+        text = f"{b.runner} is {speed} and its peak is {more_bytes / 1e9:.1f} GB above that of {a.runner}, which is "
         yield Reason(code="no-gain", text=text + "the better choice here")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bcgbench.metrics import METRICS
-from bcgbench.thresholds import DEFAULTS, Thresholds
+from bcgbench.thresholds import DEFAULTS
 from bcgbench.types import Engagement, Fidelity, RankResult, Reason, Record, Status
 
 STATUSES: tuple[Status, ...] = ("OK", "SKIPPED", "INVALID", "FAILED")
@@ -98,13 +98,13 @@ def _disagreements(parts: Sequence[Part]) -> list[Reason]:
     return found + [reason for part in parts[:1] for reason in _unlike_one(part.record)]
 
 
-def _unlike_one(record: Record, limits: Thresholds = DEFAULTS) -> Iterator[Reason]:
+def _unlike_one(record: Record) -> Iterator[Reason]:
     """Latents of all ranks that are not those of one rank, beyond rounding. In float32, where rounding is small."""
     for answer in record.fidelity:
         worst = max((d.max_abs / (d.data_range / 2 or 1) for d in answer.latents), default=0.0)
-        if answer.question == "ranks" and record.case.dtype == "float32" and worst > limits.max_ranks_float32:
+        if answer.question == "ranks" and record.case.dtype == "float32" and worst > DEFAULTS.max_ranks_float32:
             text = f"latents differ by {worst:.2g} of their size from those of one rank that runs every call whole, "
-            text += f"limit {limits.max_ranks_float32:g}: is a call divided wrongly?"
+            text += f"limit {DEFAULTS.max_ranks_float32:g}: is a call divided wrongly?"
             yield Reason(code="ranks-unlike-one", text=text)
 
 

@@ -84,6 +84,8 @@ def _judge_accuracy(record: Record, found: Accuracy, *, max_error_ratio: float, 
     ratio = found.error / max(found.eager_error, floor)
     size = f"{ratio:.2f}x eager's error in call {found.worst_call}, {found.error:.2g} of its size, limit "
     size += f"{max_error_ratio:g}x ({found.calls} calls against {found.dtype})"
+    if ratio <= max_error_ratio and record.status != "OK":
+        return Outputs(exact=None, phrase="not judged")
     if ratio <= max_error_ratio:
         return Outputs(exact=False, phrase=f"within tolerance: {size}")
     reason = Reason(code="outputs-differ", text=f"{record.runner} against eager: {size}")
@@ -119,9 +121,10 @@ def judge_across(a: Record, b: Record, *, own: Outputs, refused: tuple[Reason, .
         return Outputs(exact=None, phrase="different prior")
     before, after = _digests(a), _digests(b)
     shared = [name for name in before if name in after]
-    if refused or not share_prior(a, b) or not shared:
-        return own
     unequal = [name for name in shared if before[name] != after[name]]
+    tuned = unequal and b.accuracy is not None  # anew in each process: a reference judges it, not equal digests
+    if refused or not share_prior(a, b) or not shared or tuned:
+        return own
     if not unequal:
         return Outputs(exact=True, phrase=f"same outputs ({len(shared)} digests)")
     phrase = f"different outputs from one prior: {', '.join(unequal)}"

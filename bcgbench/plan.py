@@ -9,16 +9,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bcgbench.runners import runner
+
 if TYPE_CHECKING:
     from bcgbench.types import Case, ModelFacts
 
 WARM_REQUESTS = 4
 """Requests of each arm before the measured rounds: warm, req1, req2, req1 again."""
-
-OTHER_ARITHMETIC = (
-    "eager-best", "compile", "compile-cudagraph", "compile-autotune", "bcg+compile", "graph+compile",
-)  # fmt: skip
-"""Runners that are judged by a reference in a wider dtype, for which the weights are cast beside the own ones."""
 
 UNVALIDATED = "no adapter is written for this model: the generic one runs it, and nobody has validated that"
 
@@ -73,7 +70,8 @@ def estimate(
     first, second = case.steps * _branches(case, facts), facts.second_stage_steps
     images = request_count(case)
     text_bytes = text_encoder_bytes if case.weights == "pretrained" else 0
-    weights_bytes = facts.transformer_parameters * _BYTES_PER_ELEMENT.get(case.dtype, 2) + text_bytes
+    transformer_bytes = facts.transformer_parameters * _BYTES_PER_ELEMENT.get(case.dtype, 2)
+    weights_bytes = transformer_bytes + text_bytes
     duration_s = assumed.cpu_start_s if case.device == "cpu" else assumed.start_s
     is_random = case.weights == "random"
     duration_s += weights_bytes / (assumed.random_bytes_per_s if is_random else assumed.load_bytes_per_s)
@@ -81,10 +79,11 @@ def estimate(
     twice = replace(case, width_px=2 * case.width_px, height_px=2 * case.height_px)
     request_s = first * _forward_s(case, facts, assumed=assumed) + second * _forward_s(twice, facts, assumed=assumed)
     duration_s += images * request_s
-    wider = 2 * weights_bytes if any(runner in OTHER_ARITHMETIC for runner in case.runners) else 0
+    # arms in another arithmetic are judged by weights cast to a wider dtype, beside the own ones
+    cast_bytes = 0 if all(runner(name).same_arithmetic for name in case.runners) else 2 * transformer_bytes
     return Estimate(
         case=case,
-        memory_bytes=max(memory_bytes(case, facts) + text_bytes, weights_bytes + wider),
+        memory_bytes=max(memory_bytes(case, facts) + text_bytes, weights_bytes + cast_bytes),
         images=images,
         forwards=first + second,
         duration_s=duration_s,
@@ -144,7 +143,7 @@ def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
         notes.append("time to download pretrained weights is not included")
     if facts.generic:
         notes.append(UNVALIDATED)
-    if any("compile" in runner for runner in case.runners):
+    if any(runner(name).compiled for name in case.runners):
         notes.append("compilation is not included: some 20 s for blocks, 1 to 3 min for a whole forward or for tuning")
     if case.device == "cpu":
         notes.append("on a CPU outputs and graph use are checked, and no speed is measured")

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from bcgbench.child import main
 the standard library."""
 
 _POLL_S = 0.1
+_ASK_S = 2.0
+"""A process that computes answers at once, one that holds the interpreter's lock never."""
 _LOG_TAIL_BYTES = 1 << 16
 _LOG_LINE_LENGTH = 300
 _TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception|Fault|Interrupt)\b|^Fatal |\berror:|terminate called|Assertion")
@@ -81,15 +83,18 @@ class Process:
 
     def interrupt(self) -> None:
         """Ask the case to finish its image and stop."""
-        self._popen.send_signal(signal.SIGINT)
+        self._signal(signal.SIGINT)
 
-    def ask_place(self) -> None:
-        """Ask where it is; the answer is an event, if one comes."""
+    def ask_place(self) -> Iterator[list[bytes]]:
+        """Ask where it is, and what `read` gives until time for an answer is over; the answer is an event."""
         self._send(b"where\n")
+        until_s = time.monotonic() + _ASK_S
+        while time.monotonic() < until_s and (lines := self.read()) is not None:
+            yield lines
 
     def dump_stacks(self) -> None:
         """Have faulthandler write where every thread is to the log, and give it a moment for that."""
-        self._popen.send_signal(signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         time.sleep(2 * _POLL_S)
 
     def kill(self) -> None:
@@ -98,6 +103,9 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
 
     def _send(self, line: bytes) -> None:
         try:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bcgbench.errors import CaptureError, RankLost
+from bcgbench.errors import CaptureError, RankLost, first_line
 
 
 class Ranks:
@@ -42,7 +42,7 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            raise RankLost(f"waited for {what}: {str(error).splitlines()[0]}") from error
+            raise RankLost(f"waited for {what}: {first_line(error)}") from error
         self.waiting = ""
 
     def gather(self, value: Any, *, what: str) -> list[Any]:

@@ -17,7 +17,7 @@ from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.place import step_place
 from bcgbench.engine.signature import Call
 from bcgbench.engine.steps import Guard, GuardFailed
-from bcgbench.errors import ProcessPoisoned
+from bcgbench.errors import ProcessPoisoned, first_line
 from bcgbench.validate import Answer, ruled
 from bcgbench.validate_subject import Subject
 
@@ -120,7 +120,7 @@ class _Walk:
             thread.join(0.0 if self._reached <= len(self._graph.steps) else limit_s)
         if self._error is None:
             return ""
-        return f"{type(self._error).__name__} in {self._place()}: {str(self._error).splitlines()[0]}"
+        return f"{type(self._error).__name__} in {self._place()}: {first_line(self._error)}"
 
     def _walk(self) -> None:
         device = self._subject.device

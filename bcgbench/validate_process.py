@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 TARGET = "bcgbench.validate_process:inside"
 BEAT_S = 1.0
 """How often the child says how far it is, if it is further."""
-ASK_S = 2.0
-"""How long an answer may take of where the child is; one that holds the interpreter's lock gives none."""
 NAMES_THE_STEP = "steps"
 """The check that synchronises after each step: asked in a new process where another check hung or crashed."""
 
@@ -153,11 +151,11 @@ class _Child:
                 f"The model was not loaded and traced after {self._limit_s:g} s (`timeout_s` of a suite)."
             )
         check, runner = self.check, self.runner
-        process.ask_place()
-        until_s = time.monotonic() + ASK_S
-        while not self._place and time.monotonic() < until_s and (lines := process.read()) is not None:
+        for lines in process.ask_place():
             for line in lines:
                 self._take(line)
+            if self._place:
+                break
         self.check, self.runner = check, runner  # what ends after its limit is late
         process.kill()
         where = self._place or "it does not answer where (the interpreter's lock is held)"

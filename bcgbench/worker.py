@@ -23,20 +23,19 @@ from bcgbench.types import Case, Progress, Reason, Record, Sample
 TARGET, RANKS_TARGET = "bcgbench.bench:run_case", "bcgbench.bench_ranks:run_case"
 LOST = "rank-lost"
 """The reason of a process that another one kept waiting: that other one, or its end, says more."""
-_ASK_S = 2.0
-"""A process that computes answers at once, one that holds the interpreter's lock never."""
 
 
 def run_case(
     case: Case,
     run: Run,
     *,
+    attempt: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     kill: threading.Event | None = None,
     target: str | None = None,
 ) -> None:
-    """Run the next attempt of a case; afterwards every runner of the case has a record of this attempt.
+    """Run an attempt of a case, the next by default; afterwards every runner of the case has a record of it.
 
     Runners that the process left without one get a FAILED record with the samples that arrived. `stop` lets the current
     image finish; `kill`, or a KeyboardInterrupt raised here, ends the process at once; both leave "interrupted"
@@ -46,7 +45,7 @@ def run_case(
     stop, kill = stop or threading.Event(), kill or threading.Event()
     if stop.is_set() or kill.is_set():
         return
-    attempt = run.next_attempt(case.key)
+    attempt = attempt or run.next_attempt(case.key)
     log_path = run.logs / f"{case.key}.{attempt}.log"
     job = {
         "case": to_json(case),
@@ -112,11 +111,11 @@ class _Watch:
 
     def _ask_place(self, process: Process) -> None:
         """Have the process say in which step of which graph, module and line it is; what else it sent is taken in."""
-        process.ask_place()
-        until_s = time.monotonic() + _ASK_S
-        while not self._place and time.monotonic() < until_s and (lines := process.read()) is not None:
+        for lines in process.ask_place():
             for line in lines:
                 self._take(line, process=process)
+            if self._place:
+                return
 
     def reason(self, account: str) -> Reason:
         """Why there are runners without a record; `account` is how the process ended."""

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from bcgbench.types import Case
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from bcgbench.child_ranks import main; main(sys.argv[1])"
 _CAUSE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 """torchrun's line on the rank that ended first."""
-_STACKS_S = 0.2
 
 
 class RankProcess(Process):
@@ -32,26 +30,21 @@ class RankProcess(Process):
     def __init__(self, case: Case, job: dict[str, Any], *, log_path: Path) -> None:
         """Start as many ranks as the case asks for; they read the job from a file. OSError as of `Process`."""
         ranks, self._log_path = parse_parallel(case.parallel).ranks, log_path
-        job_path = log_path.with_suffix(".job.json")
-        job_path.write_text(json.dumps(job), encoding="utf-8")
+        self._job_path = log_path.with_suffix(".job.json")
+        self._job_path.write_text(json.dumps(job), encoding="utf-8")
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--no-python"]
-        command = [*torchrun, sys.executable, "-P", "-c", _BOOT, str(job_path.absolute())]
+        command = [*torchrun, sys.executable, "-P", "-c", _BOOT, str(self._job_path.absolute())]
         super().__init__(None, log_path=log_path, command=command)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._job_path.unlink(missing_ok=True)
 
     def account(self) -> str:
         """How the first rank ended that did not end well, else torchrun itself."""
         ended = super().account()
         cause = _CAUSE.search(self._log_path.read_text(encoding="utf-8", errors="replace"))
         return f"rank {cause[2]}: {describe_exit(int(cause[1]))}" if cause else ended
-
-    def dump_stacks(self) -> None:
-        """Have faulthandler write where every thread of every rank is to the log, and give it a moment for that."""
-        self._signal_ranks(signal.SIGUSR1)
-        time.sleep(_STACKS_S)
-
-    def interrupt(self) -> None:
-        """Ask every rank to finish its image and stop: torchrun itself would give them 30 s."""
-        self._signal_ranks(signal.SIGINT)
 
     def kill(self) -> None:
         """End torchrun, its ranks and what they started, now."""
@@ -61,8 +54,12 @@ class RankProcess(Process):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def _signal_ranks(self, number: signal.Signals) -> None:
-        for pid in self._ranks():
+    def _signal(self, number: signal.Signals) -> None:
+        """To every rank: torchrun itself would give them 30 s to stop, and has no stacks to show."""
+        ranks = self._ranks()
+        if not ranks:  # it is starting still, and would start them without the signal
+            super()._signal(number)
+        for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bcgbench import store, worker
+from bcgbench.child import reason_of
 from bcgbench.codec import from_json, to_json
-from bcgbench.errors import EnvironmentFault
+from bcgbench.errors import EnvironmentFault, UsageError, first_line
 from bcgbench.parallel import parse_parallel
 from bcgbench.store import Run, utc_now
 from bcgbench.types import Case, Progress, Reason, Record, RunInfo, Sample
@@ -44,8 +45,8 @@ def measure(
 ) -> None:  # fmt: skip
     """Run the cases on the cluster that Ray finds, or on this machine; each then has records, or was stopped.
 
-    EnvironmentFault without Ray, or where no node has the GPUs of a case. StoreError when the journal cannot be
-    written.
+    EnvironmentFault without Ray, or where no node has the GPUs of a case, UsageError for a device by number. StoreError
+    when the journal cannot be written.
     """
     ray = _ray()
     _check_room(ray, cases)
@@ -66,8 +67,11 @@ def measure(
             case, tried = pending.pop(task)
             try:
                 bring_home(ray.get(task), run)
+            except ray.exceptions.RayTaskError as error:
+                record_failure(case, run, reason=reason_of(error.cause))
             except ray.exceptions.RayError as error:
-                record_loss(case, run, error=error)
+                why = f"the node that ran it was lost: {first_line(error)}"
+                record_failure(case, run, reason=Reason(code="node-lost", text=why))
                 if tried < ATTEMPTS:
                     submit(case, tried + 1)
     for task in pending:
@@ -79,11 +83,11 @@ def measure_case(info: Any, *, attempt: int, target: str | None) -> Result:
     header = from_json(RunInfo, info)
     (case,) = header.cases
     with tempfile.TemporaryDirectory() as folder, store.create_run(Path(folder), header) as run:
-        worker.run_case(case, run, target=target)
+        worker.run_case(case, run, attempt=attempt, target=target)
         paths = [path for part in (run.artifacts, run.logs) for path in part.rglob("*") if path.is_file()]
         return Result(
-            samples=run.samples(case.key, attempt=1),
-            records=tuple(dataclasses.replace(record, attempt=attempt) for record in run.records()),
+            samples=run.samples(case.key, attempt=attempt),
+            records=run.records(),
             files={path.relative_to(run.path).as_posix(): path.read_bytes() for path in paths},
         )
 
@@ -101,10 +105,9 @@ def bring_home(result: Result, run: Run) -> None:
         run.append_record(record)
 
 
-def record_loss(case: Case, run: Run, *, error: Exception) -> None:
+def record_failure(case: Case, run: Run, *, reason: Reason) -> None:
     """A FAILED record of this attempt for every runner."""
     attempt = run.next_attempt(case.key)
-    reason = Reason(code="node-lost", text=f"the node that ran it was lost: {str(error).strip().splitlines()[0]}")
     for runner in case.runners:
         record = Record(run_id=run.info.run_id, case=case, runner=runner, attempt=attempt, status="FAILED",
                         reasons=(reason,), created_utc=utc_now())  # fmt: skip
@@ -112,9 +115,11 @@ def record_loss(case: Case, run: Run, *, error: Exception) -> None:
 
 
 def _check_room(ray: Any, cases: Sequence[Case]) -> None:
-    """Ray itself would wait for such a node for ever."""
+    """Ray itself would wait for such a node for ever, and numbers a task's GPUs anew."""
     most = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
     for case in cases:
+        if ":" in case.device:
+            raise UsageError(f"{case.model} on {case.device}: Ray chooses the GPU of a task; give --device cuda")
         if _gpus(case) > most:
             raise EnvironmentFault(
                 f"{case.model}, {case.parallel} on {case.device}, needs a node of {_gpus(case)} GPUs, and no node of "

@@ -21,13 +21,25 @@ class Double(nn.Module):
         return x * 2
 
 
-def arm(module: nn.Module, runner: str = "eager") -> Arm:
+def tripled(x: Tensor) -> Tensor:
+    """What the model at hand must run eagerly."""
+    return x * 3
+
+
+class Exchanging(nn.Module):
+    """A denoiser that calls it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return tripled(x * 2) + 1
+
+
+def arm(module: nn.Module, runner: str = "eager", *, policy: str = "attention", breaks: tuple[str, ...] = ()) -> Arm:
     """An arm on a session with one denoiser and no length policy."""
     adapter: Any = SimpleNamespace(
-        forward=lambda _module, original, arguments: original(**arguments), breaks=(), default_buckets=()
+        forward=lambda _module, original, arguments: original(**arguments), breaks=breaks, default_buckets=()
     )
     session: Any = SimpleNamespace(
-        adapter=adapter, case=SimpleNamespace(break_policy="attention", buckets=None), device=torch.device("cpu"),
+        adapter=adapter, case=SimpleNamespace(break_policy=policy, buckets=None), device=torch.device("cpu"),
         denoisers={"transformer": module}, share=lambda call, arguments: call(arguments),
     )  # fmt: skip
     return Arm(RUNNERS[runner], session)
@@ -76,3 +88,16 @@ def test_a_detached_arm_leaves_the_forward_as_it_was(*, own: bool):
         assert module(torch.ones(1)).tolist() == [3 if own else 2]
     assert vars(module).get("forward") is before
     assert made.counts.forwards == 1
+
+
+@pytest.mark.parametrize(
+    ("runner", "policy", "count"),
+    [("bcg", "attention", 1), ("bcg", "best", 1), ("bcg", "auto", 1), ("graph", "best", 0)],
+)
+def test_what_a_model_must_run_eagerly_breaks_under_every_policy_but_none(runner: str, policy: str, count: int):
+    """The form that `best` takes is legal there, too."""
+    made = arm(Exchanging(), runner, policy=policy, breaks=(f"{__name__}.tripled",))
+    with torch.no_grad():
+        graph = made.hooks["transformer"].graphed.prepare({"x": torch.ones(2)})
+    assert graph is not None
+    assert graph.breaks == count

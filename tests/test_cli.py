@@ -618,6 +618,7 @@ def test_plan_sums_time_and_names_the_largest_memory():
     assert max(map(len, done.stdout.splitlines())) <= 100
     document = json.loads(invoke("plan", "--model", "tiny/qwen-image", "--json").stdout)
     assert document["duration_s"] == sum(case["duration_s"] for case in document["cases"])
+    assert "Lightricks/LTX-2 @ 768x512x121, cfg:2 " in invoke("plan", "--suite", "parallel").stdout
 
 
 def test_doctor_fails_only_with_strict(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bcgbench.cli_compare import judge_runs
+from bcgbench.errors import NothingMeasured
 from bcgbench.verdict import compare
 from tests import factories as make
 from tests.factories import codes, graph_record, record, text
@@ -68,3 +70,10 @@ def test_without_both_digests_the_seed_must_agree(settings: dict[str, str]) -> N
     assert compare(old, record(run_id="b", settings=settings)).speed == "SAME"
     found = compare(old, record(run_id="b", settings=settings, case=make.case(seed=7)))
     assert "case.seed (42 against 7)" in text(found)
+
+
+def test_runs_whose_cases_differ_are_told_how():
+    """Model, size and arm may be equal and the work is not."""
+    shared = make.record(case=make.case(parallel="cfg:2"), run_id="b")
+    with pytest.raises(NothingMeasured, match=r"not run alike: case\.parallel \(none against cfg:2\)"):
+        judge_runs([make.record()], [shared])

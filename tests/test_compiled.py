@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from bcgbench import runners
 from bcgbench.arms import Arm, Traced
 from bcgbench.errors import CaptureError
-from bcgbench.plan import OTHER_ARITHMETIC
 from bcgbench.runners import RUNNERS, Runner
 from bcgbench.types import Case
 from bcgbench.variant import BestEager, changes
@@ -200,8 +199,3 @@ def test_rivals_of_a_model_are_judged_by_a_wider_dtype(model: str, tmp_path: Pat
         assert 0 < record.accuracy.error == record.accuracy.eager_error < 1e-5
         assert (record.compilation is None) == (name == "eager-best")
     assert records["eager"].accuracy is None
-
-
-def test_the_plan_knows_which_runners_need_a_reference():
-    """Their weights stand in memory twice more, in the wider dtype."""
-    assert {name for name, row in RUNNERS.items() if not row.same_arithmetic} == set(OTHER_ARITHMETIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bcgbench.verdict import compare
+from tests import factories as make
 from tests.factories import GIB, codes, graph_record, memory, profile, record, text
 
 
@@ -48,3 +49,24 @@ def test_what_a_break_costs_is_told_from_two_graph_arms():
     assert found.speed == "FASTER"
     assert "cost-of-breaks" in codes(found)
     assert f"a break costs {0.4 / 40 / whole.case.steps:.2g} s of each step" in text(found)
+
+
+def test_what_compiled_kernels_bring_is_not_laid_to_the_breaks():
+    """Fewer segments and faster, but by other kernels; and it is not eager that is held against."""
+    bcg = graph_record(denoise_s=1.0, profile=profile(launches={"graph": 61.0}, kernels=3000.0))
+    compiled = graph_record(
+        runner="bcg+compile", denoise_s=0.6, profile=profile(launches={"graph": 31.0}, kernels=4000.0),
+        settings=bcg.settings | {"compile": "30 blocks: Block; inductor, mode default, static shapes"},
+    )  # fmt: skip
+    assert not {"cost-of-breaks", "more-kernels"} & set(codes(compare(bcg, compiled)))
+    assert "more-kernels" not in codes(compare(record(profile=profile(kernels=100.0)), compiled))
+    fused = record(runner="eager-best", profile=profile(kernels=100.0))
+    fused = make.replace(fused, settings=fused.settings | {"fused projections": "60 attentions"})
+    assert "more-kernels" not in codes(compare(fused, bcg))
+
+
+def test_the_better_choice_is_the_arm_that_is_held_against():
+    """Which need not be eager."""
+    whole = graph_record(runner="graph", denoise_s=1.0)
+    more = graph_record(denoise_s=1.2, memory=memory(peak_allocated_bytes=64 * GIB))
+    assert "above that of graph, which is the better choice here" in text(compare(whole, more))

@@ -169,6 +169,17 @@ def test_other_digests_from_one_prior_exit_3_and_are_named() -> None:
     assert found.fidelity == "different outputs from one prior: image 1"
 
 
+def test_other_digests_of_compiled_code_are_judged_by_its_reference() -> None:
+    """Another process may choose other kernels, within tolerance of eager as the first ones."""
+    question = make.fidelity(question="arithmetic", calls_exact=0)
+    other = make.replace(other_image(), question="arithmetic", calls_exact=0)
+    settings = {"prior": "sha256:0123456789abcdef"}
+    found = compare(make.rival_record(settings=settings, fidelity=(question,)),
+                    make.rival_record(settings=settings, fidelity=(other,), run_id="b"))  # fmt: skip
+    assert (found.exact, found.exit_code) == (False, 0)
+    assert found.fidelity.startswith("within tolerance")
+
+
 def test_an_eager_that_does_not_repeat_itself_excuses_other_digests() -> None:
     """No run would make the same twice."""
     found = compare(*of_runs(fidelity=(other_image(),)), rerun=inexact(question="rerun"))

@@ -111,6 +111,23 @@ def test_the_text_encoder_counts_with_pretrained_weights_only():
     assert plan.estimate(synthetic, FACTS, text_encoder_bytes=8_000_000_000) == plan.estimate(synthetic, FACTS)
 
 
+def test_another_arithmetic_needs_its_weights_twice_more():
+    """Cast to a wider dtype, beside the own ones, for the reference that judges it."""
+    facts = models.facts("Qwen/Qwen-Image")
+    plain, compiled = (
+        plan.estimate(
+            make.case(model=facts.id, width_px=256, height_px=256, runners=("eager", arm)),
+            facts,
+            text_encoder_bytes=10**9,
+        )
+        for arm in ("bcg", "bcg+compile")
+    )
+    assert plain.memory_bytes < 2.5 * 2 * facts.transformer_parameters < compiled.memory_bytes
+    assert compiled.memory_bytes == 3 * 2 * facts.transformer_parameters + 10**9  # whose text encoder is not cast
+    assert not any("compilation" in note for note in plain.notes)
+    assert any("compilation" in note for note in compiled.notes)
+
+
 def test_planning_imports_no_torch():
     """A plan is made where there is no GPU and perhaps no torch."""
     code = "import sys, bcgbench.plan; sys.exit('torch' in sys.modules)"

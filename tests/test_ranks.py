@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bcgbench import selftest
 from bcgbench.faults import FAULTS
 from bcgbench.types import Case
+from bcgbench.worker_ranks import RankProcess
 from tests.ranks import run_ranks
 
 
@@ -52,7 +54,7 @@ def test_a_divided_sequence_replays_exactly_and_no_collective_is_captured(tmp_pa
     assert held[0] == held[1]
     assert all(rank.engagement.replays == rank.engagement.expected_forwards for rank in bcg.ranks)
     assert (whole.status, whole.reasons[0].code) == ("INVALID", "rank-vote")
-    assert "_c10d_functional::all_to_all_single" in whole.reasons[0].text
+    assert "; rank 0, 1: _c10d_functional::all_to_all_single in " in whole.reasons[0].text  # said once
     one = records["eager"].fidelity[-1]
     assert (one.question, one.latents[0].max_abs < 1e-5) == ("ranks", True)
 
@@ -87,11 +89,24 @@ def test_a_hung_rank_names_its_break_and_the_other_the_exchange(tmp_path: Path):
     run_ranks(shared("tiny/z-image"), tmp_path, target="bcgbench.faults.ranks:hung_rank.run_case")
     waiting, hung = ((tmp_path / f"rank{number}.hung").read_text() for number in range(2))
     assert "requests of bcg 0/4, waiting for the other ranks' parts in exchange" in waiting
-    assert ": break aten._scaled_dot_product_flash_attention_for_cpu in noise_refiner.0.attention" in hung
+    assert "the break aten._scaled_dot_product_flash_attention_for_cpu in noise_refiner.0.attention" in hung
+
+
+def test_a_stop_that_comes_before_the_ranks_ends_torchrun(tmp_path: Path):
+    """Nobody else is there to hear it."""
+    case = shared("tiny/z-image")
+    with RankProcess(case, {}, log_path=tmp_path / "log") as process:
+        process.interrupt()
+        until_s = time.monotonic() + 30
+        while process.read() is not None and time.monotonic() < until_s:
+            pass
+        assert time.monotonic() < until_s
+    assert "child_ranks" not in (tmp_path / "log").read_text()
 
 
 def test_a_killed_rank_ends_in_records_within_the_time_limit(tmp_path: Path):
-    """Through torchrun and the worker: no hang, and the rank is named."""
+    """Through torchrun and the worker: no hang, and the rank is named. Only the log stays."""
     outcome = selftest.run_fault("killed-rank", FAULTS["killed-rank"], device="cpu", folder=tmp_path)
     assert outcome.passed, outcome.told
     assert outcome.duration_s < FAULTS["killed-rank"].case["timeout_s"]
+    assert [path.suffix for path in tmp_path.glob("**/logs/*")] == [".log"]

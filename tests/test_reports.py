@@ -219,6 +219,7 @@ def test_arms_that_failed_alike_share_one_line_and_no_column():
 def test_a_tape_run_says_of_each_pair_only_what_a_tape_can_say():
     """Outputs; that nothing was timed stands once, below the metrics."""
     text = renderer("table")(tape())
+    assert "pays" not in text
     assert "  bcg against eager: outputs: exact; padding changes nothing\n" in text
     assert text.startswith("PASS: 1 case; speed not timed on a CPU; outputs exact; replays 560/560")
     assert text.count("carries no speed") == 1

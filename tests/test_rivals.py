@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from bcgbench.accuracy import ErrorTally, References, relative_error
 from bcgbench.answers import Finals
 from bcgbench.cli_compare import judge_run
 from bcgbench.metrics import break_even_images
-from bcgbench.reports import renderer
+from bcgbench.reports import headline, renderer
 from bcgbench.reports.base import Report, exit_code
 from bcgbench.types import Record
 from bcgbench.verdict import compare, judge
@@ -42,6 +43,15 @@ def test_equal_bits_are_exact_and_nothing_else_is_asked():
     assert phrase(fidelity=(make.fidelity(question="arithmetic"),)) == (True, "exact", 0)
 
 
+def test_a_rival_that_is_not_ok_gets_no_credit():
+    """Outputs within tolerance may be eager's own; wrong ones still count."""
+    late = make.compilation(late_frames=1)
+    for accuracy, words, code in ((make.accuracy(), "not judged", 4), (make.accuracy(error=1.0), "different", 3)):
+        record = make.rival_record(status="INVALID", compilation=late, accuracy=accuracy)
+        found = compare(make.record(), record)
+        assert (found.fidelity.partition(":")[0], found.exit_code) == (words, code)
+
+
 def test_without_a_reference_nothing_is_judged():
     """The reason is named; a rival gets no credit for outputs that nobody could check."""
     unknown = make.accuracy(calls=0, worst_call=None, error=None, eager_error=None, note="OutOfMemoryError: no room")
@@ -56,6 +66,7 @@ def test_requests_that_do_not_repeat_themselves_are_different():
     noisy = make.record(fidelity=(make.inexact(question="rerun"),))
     record = make.rival_record(accuracy=make.accuracy(unrepeated=1))
     assert compare(noisy, record).fidelity.startswith("within tolerance")
+    assert re.search(r"outputs +reference +within tolerance\n", renderer("table")(report(noisy, record)))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,27 @@ def test_preparation_is_paid_back_by_images():
 
 def report(*records: Record) -> Report:
     return Report(info=make.run_info(), records=records, verdicts=judge_run(records))
+
+
+def test_the_first_line_tells_of_a_wrong_and_of_an_invalid_rival():
+    """Whatever decides the exit code."""
+    wrong = report(make.record(), make.graph_record(), make.rival_record(accuracy=make.accuracy(error=1.0)))
+    assert headline.overall(wrong).startswith("OUTPUTS DIFFER: 1 case; bcg against eager FASTER 2.00x")
+    assert "; outputs exact in 1 of 2; replays" in headline.overall(wrong)
+    late = judged(make.rival_record(compilation=make.compilation(late_frames=1)))
+    invalid = headline.overall(report(make.record(), make.graph_record(), late))
+    assert invalid.startswith("INVALID: 1 case; 1 arm INVALID (late-compile: compile); bcg against eager FASTER 2.00x")
+
+
+def judged(record: Record) -> Record:
+    """With its status and reasons."""
+    status, reasons = judge(record)
+    return make.replace(record, status=status, reasons=reasons)
+
+
+def test_a_run_without_compiled_arms_says_nothing_of_graph_breaks():
+    """A row of "not compiled" alone."""
+    assert "graph breaks" not in renderer("table")(report(make.record(), make.graph_record()))
 
 
 def test_a_slow_rival_fails_no_run_and_a_wrong_one_does():

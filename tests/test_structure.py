@@ -234,7 +234,7 @@ def test_loading_an_entry_point_does_not_reach_torch(entry: str) -> None:
     ("module", "source", "check"),
     [
         ("bcgbench.stats", "from bcgbench.store import open_run", upward_imports),
-        ("bcgbench.verdict", "from bcgbench import runners", upward_imports),
+        ("bcgbench.verdict", "from bcgbench import arms", upward_imports),
         ("bcgbench.metrics", "def f():\n    import bcgbench.bench", upward_imports),
         ("bcgbench.engine.graph", "from bcgbench.types import Case", engine_imports),
         ("bcgbench.engine.breaks", "def f():\n    import diffusers", engine_imports),
@@ -255,7 +255,7 @@ def test_a_planted_violation_is_caught(module: str, source: str, check) -> None:
         ("bcgbench.models.qwen_image", "def f():\n    import diffusers"),
         ("bcgbench.models.base", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("bcgbench.engine.trees", "import torch\nfrom bcgbench.errors import EngineError"),
-        ("bcgbench.runners", "import torch\nfrom bcgbench.engine.cache import GraphCache"),
+        ("bcgbench.arms", "import torch\nfrom bcgbench.engine.cache import GraphCache"),
     ],
 )
 def test_what_the_rules_allow_passes(module: str, source: str) -> None:

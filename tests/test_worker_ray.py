@@ -26,10 +26,14 @@ class Lost(Exception):
     """Stands in for Ray's error."""
 
 
+class Raised(Lost):
+    """Stands in for Ray's error of a task that raised."""
+
+
 class FakeRay:
     """Ray's few calls in this process; the first `losses` tasks lose their node."""
 
-    exceptions = SimpleNamespace(RayError=Lost)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Raised)
 
     def __init__(self, *, losses: int = 0) -> None:
         self.losses = losses
@@ -57,7 +61,12 @@ class FakeRay:
         self.losses -= 1
         if self.losses >= 0:
             raise Lost("node 1 died\nat night")
-        return task()
+        try:
+            return task()
+        except OSError as error:
+            raised = Raised("ray::measure_case() (pid=7, ip=10.0.0.1)\n  Traceback")
+            raised.cause = error
+            raise raised from error
 
 
 def run_of(folder: Path, *, cases: int, **changes: Any) -> store.Run:
@@ -66,12 +75,10 @@ def run_of(folder: Path, *, cases: int, **changes: Any) -> store.Run:
     return store.create_run(folder, make.run_info(cases=listed))
 
 
-def drive(run: store.Run, ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def drive(run: store.Run, ray: Any, monkeypatch: pytest.MonkeyPatch, *, target: str = fake_bench.TARGET) -> None:
     """All cases of a run by a fake cluster."""
     monkeypatch.setattr(worker_ray, "_ray", lambda: ray)
-    worker_ray.measure(
-        run, run.info.cases, on_progress=lambda _: None, stop=threading.Event(), target=fake_bench.TARGET
-    )
+    worker_ray.measure(run, run.info.cases, on_progress=lambda _: None, stop=threading.Event(), target=target)
 
 
 def test_records_samples_and_logs_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,6 +92,31 @@ def test_records_samples_and_logs_come_home(tmp_path: Path, monkeypatch: pytest.
         assert len(list(run.logs.iterdir())) == 2
     assert store.open_run(run.path).records() == run.records()
     assert [(asked["num_gpus"], asked["max_retries"]) for asked in ray.asked] == [(1, 0), (1, 0)]
+
+
+def test_a_resume_keeps_the_log_of_the_attempt_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each attempt has a log, and its records name it."""
+    with run_of(tmp_path, cases=1) as run:
+        for attempt in (1, 2):
+            drive(run, FakeRay(), monkeypatch, target="tests.fake_bench:raises")
+            logs = {path.relative_to(run.path).as_posix() for path in run.logs.iterdir()}
+            assert len(logs) == attempt
+            assert all(any(log in record.reasons[0].text for log in logs) for record in run.records())
+            assert {f"logs/{record.case.key}.{record.attempt}.log" for record in run._records} == logs
+
+
+def test_a_task_that_raises_is_no_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would raise again on any node; the record says what, not where Ray was when it noticed."""
+
+    def measure_case(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(worker_ray, "measure_case", measure_case)
+    with run_of(tmp_path, cases=1) as run:
+        drive(run, FakeRay(), monkeypatch)
+        assert {(record.status, record.attempt) for record in run.records()} == {("FAILED", 1)}
+        reason = run.records()[0].reasons[0]
+        assert (reason.code, reason.text) == ("crashed", "OSError: no space left")
 
 
 @pytest.mark.parametrize(("losses", "status", "attempts"), [(1, "OK", 2), (2, "FAILED", 2)])
@@ -105,6 +137,8 @@ def test_a_parallel_case_asks_for_a_gpu_per_rank(tmp_path: Path, monkeypatch: py
     case = make.case(parallel="cfg:2")
     assert (worker_ray._gpus(case), worker_ray._ranks(case)) == (2, 2)
     assert worker_ray._gpus(make.case(device="cpu")) == 0
+    with run_of(tmp_path / "1", cases=1, device="cuda:1") as run, pytest.raises(Exception, match="give --device cuda"):
+        drive(run, FakeRay(), monkeypatch)
     with run_of(tmp_path, cases=1, parallel="cfg:2") as run, pytest.raises(EnvironmentFault, match="a node of 2 GPUs"):
         drive(run, FakeRay(), monkeypatch)
 

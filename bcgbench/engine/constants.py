@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from bcgbench.engine import diagnose, trees
 from bcgbench.engine.signature import Signature, sign
@@ -191,6 +191,26 @@ class FunctionWatch(TorchFunctionMode):
             like = args[0]
             given = {name: value for name, value in kwargs.items() if value is not None}
             return self._handle(torch.tensor, args[1:], {"dtype": like.dtype, "device": like.device} | given)
+        return self._handle(func, args, kwargs)
+
+
+class OperationWatch(TorchDispatchMode):
+    """Hands every operation of the forward, also those issued below Python, to `handle(func, args, kwargs)`."""
+
+    def __init__(self, handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._handle = handle
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Code compiled before runs under this mode as it does without."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
+            with self:
+                return func.decompose(*args, **kwargs)
         return self._handle(func, args, kwargs)
 
 

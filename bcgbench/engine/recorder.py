@@ -13,11 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcgbench.engine import breaks, diagnose, trees
 from bcgbench.engine.buffers import Address, borrow
-from bcgbench.engine.constants import HOST_READ_OPS, FunctionWatch, HostConstants, is_dynamic, is_read, without_modes
+from bcgbench.engine.constants import (
+    HOST_READ_OPS,
+    FunctionWatch,
+    HostConstants,
+    OperationWatch,
+    is_dynamic,
+    is_read,
+    without_modes,
+)
 from bcgbench.engine.segments import Backend, Bridge, Segment
 from bcgbench.engine.sharing import Shared, written
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
@@ -25,25 +32,6 @@ from bcgbench.errors import CaptureError
 
 _COLLECTIVES = ("c10d::", "_c10d_functional", "c10d_functional")
 """How operations of torch.distributed begin."""
-
-
-class _Observer(TorchDispatchMode):
-    """Sees every operation of the forward, also those issued below Python."""
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._capture = capture
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Code compiled before the capture runs under this mode as it does without; it comes as one operation."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        return self._capture.operation(func, args, kwargs or {})
 
 
 class Capture:
@@ -65,7 +53,7 @@ class Capture:
     def run(self, forward: Callable[[], Any]) -> Any:
         """Call `forward`, recording; returns its output, which holds the data of this call."""
         try:
-            with FunctionWatch(self._function), _Observer(self), breaks.active(self):
+            with FunctionWatch(self._function), OperationWatch(self.operation), breaks.active(self):
                 self._begin()
                 output = forward()
                 self._end()

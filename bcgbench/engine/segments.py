@@ -18,7 +18,7 @@ from torch import Tensor
 from bcgbench.engine import driver, trees
 from bcgbench.engine.buffers import Address, dense, empty_like_strided
 from bcgbench.engine.options import DEFAULT, Options
-from bcgbench.errors import ProcessPoisoned
+from bcgbench.errors import ProcessPoisoned, first_line
 
 
 class Bridge:
@@ -265,7 +265,7 @@ class CudaBackend:
             torch.cuda.synchronize(self.device)
         except RuntimeError as error:
             raise ProcessPoisoned(
-                f"A replay lost the device ({str(error).splitlines()[0]}). Run the case in a new process."
+                f"A replay lost the device ({first_line(error)}). Run the case in a new process."
             ) from error
 
     def pool_bytes(self) -> int:

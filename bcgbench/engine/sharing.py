@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcgbench.engine import trees
+from bcgbench.engine.constants import OperationWatch
 from bcgbench.engine.keys import constant_key
 from bcgbench.errors import CaptureError, SignatureError
 
@@ -120,26 +120,17 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterato
                 yield from trees.tensors(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
-class Repeats(TorchDispatchMode):
+class Repeats(OperationWatch):
     """The rehearsal's part: which values are made more than once, and never written to."""
 
     def __init__(self, table: Table) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(self._counted)
         self._values = Values(table)
         self._count: Counter[Key] = Counter()
         self._made: dict[int, tuple[StorageWeakRef, Key]] = {}
         self._written: set[Key] = set()
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs under this mode as it does without."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.scaled_dot_product_attention.default:  # whole under inference mode alone
-            with self:
-                return func.decompose(*args, **kwargs)
+    def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch._C.DisableTorchFunction():
             key = self._values.key(func, args, kwargs)
             for tensor in written(func, args, kwargs):

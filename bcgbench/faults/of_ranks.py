@@ -36,6 +36,6 @@ FAULTS: dict[str, Fault] = {
     "hung-rank": Fault(
         part="ranks", breaks="one rank hangs in a break", published=("sgl-project/sglang#31854",),
         inject="ranks:hung_rank", model=_MODEL, shown="ranks", case={"timeout_s": 60.0},
-        code="rank-hung", says=": break ", exit_code=7,
+        code="rank-hung", says=", the break ", exit_code=7,
     ),
 }  # fmt: skip

@@ -60,7 +60,7 @@ class Adapter:
     text_encoder_bytes: int = 0
     """bf16 size of the text encoder, which only pretrained weights load."""
     breaks: tuple[str, ...] = ()
-    """Dotted names that must run between graphs besides the attention."""
+    """Dotted names that must run between graphs, whatever else breaks; the whole graph has none."""
     text_parts: tuple[str, ...] = ("tokenizer", "text_encoder")
     """Pipeline arguments that turn a prompt into the denoiser's inputs: None with synthetic prompts."""
     unused_parts: tuple[str, ...] = ()

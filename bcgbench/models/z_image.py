@@ -52,9 +52,8 @@ class ZImage(Adapter):
         if lengths is None:
             return original(**arguments)
         native = {name: value for name, value in arguments.items() if name != "cap_lens"}
-        captions = list(
-            zip(native["cap_feats"], lengths, strict=True)
-        )  # by identity: torch.compile guards on a dict's ids
+        # searched by identity: torch.compile would guard on the ids that are a dict's keys
+        captions = list(zip(native["cap_feats"], lengths, strict=True))
         pad_with_ids = module._pad_with_ids
 
         def masked(feat: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bcgbench import verdict as judge
 from bcgbench.metrics import METRICS, break_even_images
 from bcgbench.reports import formats
+from bcgbench.runners import RUNNERS
 
 if TYPE_CHECKING:
     from bcgbench.types import Case, Engagement, Reason, Record, RunInfo, Verdict
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 BASELINES = ("eager", "eager-padded", "untouched")
 """Arms that compute without a graph: references, never the thing under test."""
 
-RIVALS = ("eager-best", "compile", "compile-cudagraph", "compile-autotune")
+RIVALS = tuple(name for name, row in RUNNERS.items() if not row.captured and not row.same_arithmetic)
 """What graphs are held against: that one of them is slow is no failure of a run."""
 
 HOOK_METRICS = frozenset({"hook_s", "hook_share"})
@@ -78,9 +79,14 @@ class CaseView:
 
     @property
     def name(self) -> str:
-        """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
-        shared = "" if self.case.parallel == "none" else f", {one_line(self.case.parallel)}"
-        return f"{model_name(self.case)} @ {self.case.resolution}{shared}"
+        """How the case is called."""
+        return case_name(self.case)
+
+
+def case_name(case: Case) -> str:
+    """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
+    shared = "" if case.parallel == "none" else f", {one_line(case.parallel)}"
+    return f"{model_name(case)} @ {case.resolution}{shared}"
 
 
 def model_name(case: Case) -> str:
@@ -119,15 +125,18 @@ def views(report: Report) -> tuple[CaseView, ...]:
     )
 
 
+def of_arms(report: Report) -> tuple[Verdict, ...]:
+    """Each arm against a baseline; all verdicts where there is no baseline."""
+    found = (v for v in report.verdicts if runner_of(v.a) in BASELINES and runner_of(v.b) not in BASELINES)
+    return tuple(found) or report.verdicts
+
+
 def gating(report: Report) -> tuple[Verdict, ...]:
     """The verdicts that decide the exit code: those on graph arms against a baseline, or whatever was asked for.
 
     An arm like eager-padded is slower by design, and a BCG arm a percent behind the whole graph is no failure.
     """
-    deciding = tuple(
-        v for v in report.verdicts if runner_of(v.a) in BASELINES and runner_of(v.b) not in BASELINES + RIVALS
-    )
-    return deciding or report.verdicts
+    return tuple(v for v in of_arms(report) if runner_of(v.b) not in RIVALS) or report.verdicts
 
 
 def exit_code(report: Report) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bcgbench.types import Record
 
 COLUMNS = (
-    "run_id", "case", "model", "resolution", "steps", "arm", "attempt", "backend", "status", "reasons",
+    "run_id", "case", "model", "resolution", "parallel", "steps", "arm", "attempt", "backend", "status", "reasons",
     "metric", "unit", "better", "value", "n", "note",
 )  # fmt: skip
 
@@ -38,6 +38,7 @@ def _head(view: CaseView, label: str, record: Record) -> dict[str, object]:
         "case": f"{view.case.resolution}-{view.case.key[-8:]}" if is_folder else view.case.key,
         "model": name,
         "resolution": view.case.resolution,
+        "parallel": base.one_line(view.case.parallel),
         "steps": view.case.steps,
         "arm": base.one_line(label),
         "attempt": record.attempt,

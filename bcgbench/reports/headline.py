@@ -33,12 +33,12 @@ def overall(report: Report) -> str:
     code = base.exit_code(report)
     outcome = UNFINISHED if _is_part(report, code=code) else OUTCOMES.get(code, "FAILED")
     verdicts = base.gating(report)
-    judged = (_speed_summary(verdicts), _fidelity_summary(verdicts)) if verdicts else ("no pair of arms to compare",)
+    judged = _speed_summary(verdicts), _fidelity_summary(base.of_arms(report))
     parts = (
         formats.plural(len(base.views(report)), "case"),
         *_bad_arms(report, verdicts),
         _missing(report),
-        *judged,
+        *(judged if verdicts else ("no pair of arms to compare",)),
         _replay_summary(report),
     )
     return f"{outcome}: " + "; ".join(part for part in parts if part)
@@ -63,8 +63,9 @@ def _missing(report: Report) -> str:
 
 def _bad_arms(report: Report, verdicts: tuple[Verdict, ...]) -> Iterator[str]:
     """`2 arms FAILED (out-of-memory: bcg, graph)`; INVALID ones only where no verdict tells of them."""
-    for status in ("FAILED", "SKIPPED") if verdicts else ("FAILED", "INVALID", "SKIPPED"):
-        bad = [record for record in report.records if record.status == status]
+    told = {("INVALID", v.case.key, base.runner_of(arm)) for v in verdicts for arm in (v.a, v.b)}
+    for status in ("FAILED", "INVALID", "SKIPPED"):
+        bad = [r for r in report.records if r.status == status and (status, r.case.key, r.runner) not in told]
         by_reason: dict[str, dict[str, None]] = {}
         for record in bad:
             by_reason.setdefault(_code(record), {})[record.runner] = None

@@ -126,8 +126,10 @@ def _memory_cells(view: CaseView, record: Record) -> Iterator[str]:
 
 _QUESTIONS = (
     "rerun: eager against itself. padding: eager on padded inputs against eager. graph: the arm against eager on the "
-    "same padded inputs. Calls are those of the transformer, each on the inputs that eager saw. Values are those of "
-    "all final latents and images and of the worst call; mean, RMS and bounding box are of the one that differs most."
+    "same padded inputs. arithmetic: the same of an arm that rounds otherwise than eager. ranks: one request of all "
+    "ranks against one rank that runs every call whole. Calls are those of the transformer, each on the inputs that "
+    "eager saw. Values are those of all final latents and images and of the worst call; mean, RMS and bounding box are "
+    "of the one that differs most."
 )
 _FIDELITY_COLUMNS = (
     "Model / shape", "Arm", "Question", "Against", "Calls exact", "First call that differs", "Latents exact",
@@ -220,7 +222,7 @@ def _reasons(report: Report, views: tuple[CaseView, ...]) -> list[str]:
         for reason in record.reasons
     ]
     for v in report.verdicts:
-        arms = f"{base.model_name(v.case)} @ {v.case.resolution}, {v.b} against {v.a}"
+        arms = f"{base.case_name(v.case)}, {v.b} against {v.a}"
         told = [reason for reason in v.reasons if reason.code != "not-timed"]  # the caption says it of all
         lines += [f"- {escape(f'{arms}: {base.reason_text(reason)}')}" for reason in told]
     return [folded("Reasons", "\n".join(lines))] if lines else []
