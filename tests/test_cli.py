@@ -172,7 +172,7 @@ def test_options_are_pinned():
 
 def test_what_looks_at_one_process_refuses_shared_cases():
     """A case that several processes share is not run whole under its name."""
-    for command in (("validate",), ("divergence", "eager", "bcg")):
+    for command in (("validate",), ("predict",), ("divergence", "eager", "bcg")):
         done = invoke(*command, "--suite", "parallel", "--device", "cpu")
         assert (done.exit_code, "only `run` starts several processes" in done.stderr) == (2, True)
 
