@@ -90,7 +90,7 @@ def _plain(found: Prediction) -> dict[str, Any]:
 
 def lines(case: Case, found: Prediction) -> Iterator[str]:
     """The prediction for a reader."""
-    yield f"{base.model_name(case)} @ {case.resolution}: {found.advice}"
+    yield f"{base.case_name(case)}: {found.advice}"
     yield f"  GPU busy  {formats.percent(found.busy)} of the eager step, so at most {formats.ratio(found.ceiling)}"
     yield f"  gain      {formats.ratio(found.gain)} expected, {formats.seconds(found.step_s)} per step"
     if found.memory_bytes is not None:
@@ -125,7 +125,7 @@ def check_table(found: Sequence[Checked]) -> str:
 
     rows = [
         [
-            escape(f"{base.model_name(c.case)} @ {c.case.resolution}"), formats.percent(c.prediction.busy),
+            escape(base.case_name(c.case)), formats.percent(c.prediction.busy),
             formats.ratio(c.prediction.ceiling), formats.ratio(c.prediction.gain), formats.ratio(c.measured),
             f"{100 * c.error:+.1f} %", escape(c.prediction.advice.partition(":")[0]),
         ]

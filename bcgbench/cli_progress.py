@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from bcgbench.reports.base import model_name
+from bcgbench.reports.base import case_name
 from bcgbench.reports.formats import duration
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ class SilentDisplay:
 
 def case_names(cases: Sequence[Case]) -> dict[str, str]:
     """Case key to `[2/6] Qwen/Qwen-Image @ 512x512`."""
-    return {
-        case.key: f"[{number}/{len(cases)}] {model_name(case)} @ {case.resolution}"
-        for number, case in enumerate(cases, start=1)
-    }
+    return {case.key: f"[{number}/{len(cases)}] {case_name(case)}" for number, case in enumerate(cases, start=1)}
 
 
 class PlainDisplay:

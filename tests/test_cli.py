@@ -177,6 +177,13 @@ def test_what_looks_at_one_process_refuses_shared_cases():
         assert (done.exit_code, "only `run` starts several processes" in done.stderr) == (2, True)
 
 
+def test_a_plan_tells_shared_cases_apart():
+    """The name of a case says how many processes share it, and what the figures then mean."""
+    done = invoke("plan", "--suite", "parallel", "--only", "MiniMax")
+    assert "256x256x124, context:2 " in done.stdout
+    assert "memory of each, time as if one ran it" in done.stdout
+
+
 def test_what_several_processes_cannot_run_is_refused():
     """A compiled arm's reference is of whole calls."""
     done = invoke("run", "--model", "tiny/z-image", "--parallel", "cfg:2", "--runner", "eager,compile")

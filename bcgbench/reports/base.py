@@ -78,9 +78,14 @@ class CaseView:
 
     @property
     def name(self) -> str:
-        """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
-        shared = "" if self.case.parallel == "none" else f", {one_line(self.case.parallel)}"
-        return f"{model_name(self.case)} @ {self.case.resolution}{shared}"
+        """How the case is called."""
+        return case_name(self.case)
+
+
+def case_name(case: Case) -> str:
+    """`Qwen/Qwen-Image @ 512x512`, without control characters; with `, cfg:2` where processes share a request."""
+    shared = "" if case.parallel == "none" else f", {one_line(case.parallel)}"
+    return f"{model_name(case)} @ {case.resolution}{shared}"
 
 
 def model_name(case: Case) -> str:

@@ -220,7 +220,7 @@ def _reasons(report: Report, views: tuple[CaseView, ...]) -> list[str]:
         for reason in record.reasons
     ]
     for v in report.verdicts:
-        arms = f"{base.model_name(v.case)} @ {v.case.resolution}, {v.b} against {v.a}"
+        arms = f"{base.case_name(v.case)}, {v.b} against {v.a}"
         told = [reason for reason in v.reasons if reason.code != "not-timed"]  # the caption says it of all
         lines += [f"- {escape(f'{arms}: {base.reason_text(reason)}')}" for reason in told]
     return [folded("Reasons", "\n".join(lines))] if lines else []
