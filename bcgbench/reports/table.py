@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 WIDTH = 100
 ARMS_PER_TABLE = 4
 """What fits beside the row names in WIDTH columns; further arms follow in a second table."""
-NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)", "not compiled"})
+NOT_ON_A_CPU = frozenset({formats.NOT_TIMED, "n/a (CPU run)", "n/a (not hooked)", "n/a (no graph)"})
 """A row of these alone says nothing; the line below the table says why."""
+NOT_COMPILED = "not compiled"
 REASON_LIMIT = 5
 SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-differ"})
 """Reasons of a verdict that its line, or the line of the arm below it, says in other words."""
@@ -134,7 +135,8 @@ def _arm_tables(view: CaseView) -> Iterator[str]:
             table.add_column(base.one_line(name), justify="right", overflow="fold")
         for title, read in ROWS:
             cells = [read(view, view.arms[name]) for name in labels]
-            if view.timed or not NOT_ON_A_CPU.issuperset(cells):
+            nothing = {NOT_COMPILED} if view.timed else NOT_ON_A_CPU | {NOT_COMPILED}
+            if not nothing.issuperset(cells):
                 table.add_row(title, *cells)
         text = io.StringIO()
         console = Console(
@@ -177,13 +179,15 @@ def _misses(proof: Engagement) -> str:
 
 def _pays(view: CaseView, record: Record) -> str:
     eager = next((each for each in view.arms.values() if each.runner == "eager"), None)
+    if not view.timed:
+        return formats.NOT_TIMED
     return "reference" if record is eager else base.pays_phrase(view, eager, record)
 
 
 def _graph_breaks(_: CaseView, record: Record) -> str:
     found = record.compilation
     if found is None:
-        return "not compiled"
+        return NOT_COMPILED
     return f"{found.graph_breaks} in {formats.plural(found.graphs, 'graph')}"
 
 
