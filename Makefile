@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := build/demo
-# `make gpu` uses the torch that PYTHON already has; GPU_VENV=1 makes it use the virtual environment instead.
+# `make gpu` and `make bench` use the torch that PYTHON already has; GPU_VENV=1 makes them use the virtual environment.
 GPU_VENV ?=
 GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
 
@@ -34,6 +34,8 @@ gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own to
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
 bench: $(if $(GPU_VENV),$(STAMP)) ## time the engine itself: on a GPU if PYTHON's torch finds one, within a minute
+	@$(GPU_PYTHON) -c 'import torch' 2>/dev/null || { \
+		echo "make bench: $(GPU_PYTHON) has no torch; choose one with PYTHON=..., or take that of .venv with GPU_VENV=1" >&2; exit 1; }
 	$(GPU_PYTHON) -m benchmarks.engine
 
 clean: ## remove the virtual environment, build output and caches
