@@ -107,6 +107,10 @@ def run(
     """Measure models under several arms and show the report."""
     from bcgbench import cli_run
 
+    if executor == "ray":
+        from bcgbench.worker_ray import require_ray
+
+        require_ray()  # before there is a run folder
     selection = cli_run.Selection(
         suite=suite, only=only, models=model, resolutions=res, runners=runner, prompts=prompt, buckets=buckets,
         values={
