@@ -107,10 +107,7 @@ def run(
     """Measure models under several arms and show the report."""
     from bcgbench import cli_run
 
-    if executor == "ray":
-        from bcgbench.worker_ray import require_ray
-
-        require_ray()  # before there is a run folder
+    _require(executor)
     selection = cli_run.Selection(
         suite=suite, only=only, models=model, resolutions=res, runners=runner, prompts=prompt, buckets=buckets,
         values={
@@ -127,6 +124,14 @@ def run(
         cases = cli_run.cases_of(selection)
         opened = cli_run.start(cases, results=results, command=command, suite=suite)
     return _measured(opened, strict=strict, as_json=as_json, quiet=quiet, executor=executor)
+
+
+def _require(executor: str) -> None:
+    """What the executor needs is asked for before there is a run folder, which would be the latest run."""
+    if executor == "ray":
+        from bcgbench.worker_ray import require_ray
+
+        require_ray()
 
 
 def _resumed(selection: Selection, *, results: Path, reference: str) -> Run:
