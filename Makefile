@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := build/demo
-# `make gpu` uses the torch that PYTHON already has; GPU_VENV=1 makes it use the virtual environment instead.
+# `make gpu` and `make bench` use the torch that PYTHON already has; GPU_VENV=1 makes them use the virtual environment.
 GPU_VENV ?=
 GPU_PYTHON := $(if $(GPU_VENV),$(BIN)/python,$(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test programs check gpu clean
+.PHONY: help demo test programs check gpu bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## run the smoke suite on the CPU and print its eager/bcg/graph table
 	@rm -rf $(DEMO)
@@ -33,8 +33,9 @@ gpu: $(if $(GPU_VENV),$(STAMP)) ## run the tests marked gpu with PYTHON's own to
 		echo "make gpu: $(GPU_PYTHON) has no torch that finds a CUDA device; choose one with PYTHON=..., or use make test" >&2; exit 1; }
 	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
-.PHONY: bench
 bench: $(if $(GPU_VENV),$(STAMP)) ## time the engine itself: on a GPU if PYTHON's torch finds one, within a minute
+	@$(GPU_PYTHON) -c 'import torch' 2>/dev/null || { \
+		echo "make bench: $(GPU_PYTHON) has no torch; choose one with PYTHON=..., or take that of .venv with GPU_VENV=1" >&2; exit 1; }
 	$(GPU_PYTHON) -m benchmarks.engine
 
 clean: ## remove the virtual environment, build output and caches

@@ -35,8 +35,9 @@ bcgbench compare eager bcg
 bcgbench report --format markdown
 
 \b
-Exit codes: 0 fine, 1 slower, 2 bad input, 3 outputs differ, 4 invalid, 5 inconclusive (--strict),
-6 nothing measured, 7 environment or out of memory, 130 interrupted.
+Exit codes: 0 fine, 1 slower, 2 bad input, 3 outputs differ, 4 invalid,
+5 inconclusive (--strict), 6 nothing measured, 7 environment or out of memory,
+130 interrupted.
 """
 
 app = typer.Typer(
@@ -45,9 +46,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: no escape sequences, and rich takes 0.1 s to import
     pretty_exceptions_enable=False,  # its traceback shows local variables, which may hold tokens
 )
-
-
-app.command()(cli_divergence.divergence)
 
 
 def main() -> None:
@@ -109,6 +107,7 @@ def run(
     """Measure models under several arms and show the report."""
     from bcgbench import cli_run
 
+    _require(executor)
     selection = cli_run.Selection(
         suite=suite, only=only, models=model, resolutions=res, runners=runner, prompts=prompt, buckets=buckets,
         values={
@@ -125,6 +124,14 @@ def run(
         cases = cli_run.cases_of(selection)
         opened = cli_run.start(cases, results=results, command=command, suite=suite)
     return _measured(opened, strict=strict, as_json=as_json, quiet=quiet, executor=executor)
+
+
+def _require(executor: str) -> None:
+    """What the executor needs is asked for before there is a run folder, which would be the latest run."""
+    if executor == "ray":
+        from bcgbench.worker_ray import require_ray
+
+        require_ray()
 
 
 def _resumed(selection: Selection, *, results: Path, reference: str) -> Run:
@@ -159,10 +166,6 @@ def _print(report: Report, style: str) -> None:
     from bcgbench.reports import renderer
 
     typer.echo(renderer(style)(report), nl=False)
-
-
-app.command()(cli_validate.validate)
-app.command()(cli_predict.predict)
 
 
 @app.command()
@@ -287,4 +290,7 @@ def doctor(
     return 7 if strict and not fine else 0
 
 
+app.command()(cli_predict.predict)
+app.command()(cli_validate.validate)
+app.command()(cli_divergence.divergence)
 app.command()(guarded(selftest))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DIFFERS, NOT_ENGAGED = 3, 4
 Arms = Annotated[
-    list[str] | None, typer.Argument(metavar="[A B]", help="Two arms, see `list runners`. Default: eager-padded bcg.")
+    list[str] | None, typer.Argument(metavar="A B", help="Two arms, see `list runners`. Default: eager-padded bcg.")
 ]
 Fault = Annotated[
     str | None,
@@ -55,7 +55,7 @@ def divergence(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Find the first denoise step, transformer call, module and operation where two arms differ."""
+    """Find where two arms differ first: call, module, operation."""
     from bcgbench import cli_run
     from bcgbench.runners import RUNNERS
 

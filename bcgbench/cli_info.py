@@ -155,7 +155,7 @@ def plan_text(cases: Sequence[Case], *, as_json: bool) -> str:
         "estimates from model facts and round figures for a data-centre GPU, not measurements",
         *notes,
     )
-    lines = (textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ") for sentence in sentences)
+    lines = (table.wrapped(sentence, indent=2) for sentence in sentences)
     return "\n".join([aligned([_plan_row(estimate) for estimate in estimates]), "", *lines])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -84,23 +83,21 @@ def _numbers(state: State) -> dict[str, int]:
 
 def _legend(state: State, numbers: dict[str, int]) -> Iterator[str]:
     if not state.runs:
-        yield _wrapped(
+        yield table.wrapped(
             "exact: unknown, because there are no published runs here. They are in the repository of bcgbench, not in "
-            "an installed package; --results DIR reads those of a folder."
+            "an installed package; --results DIR reads those of a folder.",
+            indent=2,
         )
         return
-    yield _wrapped(
+    yield table.wrapped(
         "exact: day on which a published run showed bcg bit-equal to eager on the same padded inputs, every call "
         "replayed. On a CPU the model's tiny form with the same adapter and pipeline, on a GPU the full size with "
-        "random weights or released ones."
+        "random weights or released ones.",
+        indent=2,
     )
     by_run = {each.run: each for each in state.found.values()}
     for run, number in numbers.items():
         of = by_run[run]
         versions = f"torch {of.torch}, diffusers {of.diffusers}, bcgbench {of.commit}"
-        yield _wrapped(f"[{number}] {run}: {of.device}, {versions}")
+        yield table.wrapped(f"[{number}] {run}: {of.device}, {versions}", indent=2)
     yield from (f"cannot be read: {name}" for name in state.unreadable)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, width=table.WIDTH, subsequent_indent="  ")

@@ -59,7 +59,7 @@ def predict(
         suite=suite, only=only, models=model, resolutions=res, prompts=prompt, buckets=buckets, values=values
     )
     if check is None:
-        _predicted(cli_run.cases_of(selection), as_json=as_json, quiet=quiet)
+        _predicted(cli_run.alone(cli_run.cases_of(selection)), as_json=as_json, quiet=quiet)
         return 0
     if selection != cli_run.Selection(values=dict.fromkeys(values)):
         message = "--check reads the cases of a stored run: give it without --model, --suite and other case options"

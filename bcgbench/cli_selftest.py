@@ -46,7 +46,7 @@ def selftest(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Put faults into the tool itself and check that each is found and named."""
+    """Put faults into the tool and check that each is found."""
     if device not in ("cpu", "cuda"):
         raise UsageError(f"--device {device!r}: expected cpu or cuda")
     faults = selected(only or ())
@@ -139,8 +139,9 @@ def _listing(faults: Mapping[str, Fault], left_out: Mapping[str, str], *, as_jso
             "fault": name,
             "part": fault.part,
             "backend": fault.backend,
-            "finding": fault.finding,
-            "what is broken, and where it was": " ".join((fault.breaks, *fault.published)),
+            "what is broken, what must find it, where it was": "; ".join(
+                (fault.breaks, fault.finding, *fault.published)
+            ),
         }
         for name, fault in faults.items()
     ]

@@ -24,6 +24,10 @@ Golden = Annotated[
     Path | None,
     typer.Option("--golden", metavar="RUN", help="Run folder, id or journal whose final outputs these must equal."),
 ]
+Runners = Annotated[
+    list[str] | None,
+    typer.Option("--runner", metavar="ARMS", help="Arms to check, such as bcg,graph. Default: bcg."),
+]
 OnlyChecks = Annotated[
     list[str] | None, typer.Option("--only", "-k", metavar="CHECK", help="Only these checks; repeatable. See --list.")
 ]
@@ -35,7 +39,7 @@ def validate(
     *,
     model: opt.Models = None,
     res: opt.Resolutions = None,
-    runner: opt.Runners = None,
+    runner: Runners = None,
     only: OnlyChecks = None,
     golden: Golden = None,
     steps: opt.Steps = None,
@@ -56,7 +60,7 @@ def validate(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> int:
-    """Provoke the known failures of captured graphs on a model, each with a verdict and a reason."""
+    """Provoke the known failures of captured graphs on a model. Each check has a verdict and a reason."""
     from bcgbench import cli_run
     from bcgbench import validate as checks
 

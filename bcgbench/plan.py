@@ -145,6 +145,8 @@ def _notes(case: Case, facts: ModelFacts) -> tuple[str, ...]:
         notes.append(UNVALIDATED)
     if any(runner(name).compiled for name in case.runners):
         notes.append("compilation is not included: some 20 s for blocks, 1 to 3 min for a whole forward or for tuning")
+    if case.parallel != "none":
+        notes.append("of a case that several GPUs share: memory of each, time as if one ran it")
     if case.device == "cpu":
         notes.append("on a CPU outputs and graph use are checked, and no speed is measured")
     return tuple(notes)

@@ -135,12 +135,19 @@ def _gpus(case: Case) -> int:
     return 0 if case.device == "cpu" else _ranks(case)
 
 
+def require_ray() -> None:
+    """Ray is installed. Raises `EnvironmentFault` otherwise."""
+    try:
+        import ray  # noqa: F401 - whether it can be imported is the question
+    except ImportError as error:
+        raise EnvironmentFault("--executor ray needs Ray: pip install ray") from error
+
+
 def _ray() -> Any:
     """Ray, connected: to the cluster of RAY_ADDRESS or of this machine, else to one that it starts here."""
-    try:
-        import ray
-    except ImportError as error:
-        raise EnvironmentFault("--executor ray needs Ray: pip install 'bcgbench[ray]'") from error
+    require_ray()
+    import ray
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     return ray

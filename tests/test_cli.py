@@ -172,9 +172,16 @@ def test_options_are_pinned():
 
 def test_what_looks_at_one_process_refuses_shared_cases():
     """A case that several processes share is not run whole under its name."""
-    for command in (("validate",), ("divergence", "eager", "bcg")):
+    for command in (("validate",), ("predict",), ("divergence", "eager", "bcg")):
         done = invoke(*command, "--suite", "parallel", "--device", "cpu")
         assert (done.exit_code, "only `run` starts several processes" in done.stderr) == (2, True)
+
+
+def test_a_plan_tells_shared_cases_apart():
+    """The name of a case says how many processes share it, and what the figures then mean."""
+    done = invoke("plan", "--suite", "parallel", "--only", "MiniMax")
+    assert "256x256x124, context:2 " in done.stdout
+    assert "memory of each, time as if one ran it" in done.stdout
 
 
 def test_what_several_processes_cannot_run_is_refused():

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from bcgbench import cli_run, models, store, suite, worker_ray
+from bcgbench import cli, cli_run, models, store, suite, worker_ray
 from bcgbench.errors import EnvironmentFault
 from bcgbench.runners import RUNNERS
 from tests import factories as make
@@ -144,10 +145,18 @@ def test_a_parallel_case_asks_for_a_gpu_per_rank(tmp_path: Path, monkeypatch: py
 
 
 def test_without_ray_the_way_on_is_named(monkeypatch: pytest.MonkeyPatch):
-    """The extra is told, and nothing else needs it."""
+    """What to install is told, and nothing else needs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EnvironmentFault, match=r"pip install 'bcgbench\[ray\]'"):
+    with pytest.raises(EnvironmentFault, match="pip install ray"):
         worker_ray._ray()
+
+
+def test_without_ray_no_run_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Exit code 7 before there is a run folder, which would be the latest run."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    options = ["run", "--model", "tiny/z-image", "--executor", "ray", "--results", str(tmp_path / "none")]
+    assert CliRunner().invoke(cli.app, options).exit_code == 7
+    assert not (tmp_path / "none").exists()
 
 
 # --- a real cluster of one machine ----------------------------------------------------------------------------------

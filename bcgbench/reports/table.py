@@ -32,18 +32,18 @@ SAID_ALREADY = frozenset({"invalid", "failed", "skipped", "not-timed", "outputs-
 def render(report: Report) -> str:
     """Overall verdict; per case the verdict of each pair of arms, then the metrics of every arm."""
     parts = [first_line(report), *(_case(view) for view in base.views(report))]
-    parts += [_wrapped(f"note: {base.redact(note)}", indent=6) for note in report.notes]
+    parts += [wrapped(f"note: {base.redact(note)}", indent=6) for note in report.notes]
     return "\n\n".join(parts) + "\n"
 
 
 def first_line(report: Report) -> str:
     """The overall verdict."""
-    return _wrapped(headline.overall(report), indent=2)
+    return wrapped(headline.overall(report), indent=2)
 
 
 def verdict_block(view: CaseView, verdict: Verdict) -> str:
     """One pair of arms: outputs first, then speed, then memory, then the proof that graphs ran, then reasons."""
-    lines = [_wrapped(f"{view.name}: {verdict.b} against {verdict.a}", indent=2), _row("outputs", _outputs(verdict))]
+    lines = [wrapped(f"{view.name}: {verdict.b} against {verdict.a}", indent=2), _row("outputs", _outputs(verdict))]
     if view.timed:
         lines += [_row("speed", base.speed_phrase(verdict)), _row("memory", _memory(view, verdict))]
     arm = view.arms.get(verdict.b)
@@ -57,7 +57,7 @@ def verdict_block(view: CaseView, verdict: Verdict) -> str:
 
 
 def _case(view: CaseView) -> str:
-    title = _wrapped(view.title, indent=4)
+    title = wrapped(view.title, indent=4)
     verdicts = [
         (verdict.b, _verdict_text(view, verdict)) for verdict in view.verdicts if view.timed or _of_eager(verdict)
     ]
@@ -83,7 +83,7 @@ def _told_once(lines: list[tuple[str, str]]) -> Iterator[str]:
     for arm, text in lines:
         arms.setdefault(text, []).append(arm)
     for text, names in arms.items():
-        yield _wrapped(f"  {', '.join(names)}{text}", indent=6)
+        yield wrapped(f"  {', '.join(names)}{text}", indent=6)
 
 
 def metrics_block(view: CaseView) -> str:
@@ -227,9 +227,10 @@ ROWS: tuple[tuple[str, Callable[[CaseView, Record], str]], ...] = (
 )
 
 
-def _wrapped(text: str, *, indent: int) -> str:
+def wrapped(text: str, *, indent: int) -> str:
+    """Lines of at most WIDTH characters, all but the first indented; names are not broken at their hyphens."""
     return textwrap.fill(text, width=WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _row(name: str, text: str) -> str:
-    return _wrapped(f"  {name:<8} {text}", indent=11)
+    return wrapped(f"  {name:<8} {text}", indent=11)
