@@ -480,7 +480,7 @@ def test_a_break_at_attention_is_one_kernel_and_one_copy(masked_net, mode):
             engine.prepare(call)
             engine(call)
             torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as traced:
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as traced:
                 engine(call)
                 torch.cuda.synchronize()
             calls = ("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaGraphLaunch")
