@@ -15,7 +15,6 @@ from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.choice import choose
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
-from bcgbench.engine.options import DEFAULT
 from bcgbench.errors import CaptureError
 
 BEST = BreakPolicy.parse("best")
@@ -88,9 +87,9 @@ def test_on_a_gpu_the_faster_form_is_taken(
     own_s: float, rival_s: float, attention: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Within the noise the one with fewer breaks; the other has its own memory, and goes with it."""
-    own, apart = SimpleNamespace(device=torch.device("cuda"), options=DEFAULT), object()
+    apart = object()
+    own = SimpleNamespace(device=torch.device("cuda"), apart=lambda: apart)
     monkeypatch.setattr(choice, "_race", lambda graphs, leaves: [own_s, rival_s])
-    monkeypatch.setattr(choice, "backend_for", lambda device, options: apart)
     tried = []
 
     def attempt(policy: BreakPolicy, backend: Any) -> Any:
@@ -105,10 +104,9 @@ def test_on_a_gpu_the_faster_form_is_taken(
 
 
 @pytest.mark.parametrize("fails", ["fewest", "attention", "both"])
-def test_a_form_that_cannot_be_captured_is_not_taken(fails: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_form_that_cannot_be_captured_is_not_taken(fails: str):
     """The reason is kept; only where both fail is there no graph."""
-    own = SimpleNamespace(device=torch.device("cuda"), options=DEFAULT)
-    monkeypatch.setattr(choice, "backend_for", lambda device, options: None)
+    own = SimpleNamespace(device=torch.device("cuda"), apart=lambda: None)
 
     def attempt(policy: BreakPolicy, backend: Any) -> Any:
         if fails in {"both", "attention" if policy.attention else "fewest"}:
