@@ -20,7 +20,6 @@ from bcgbench.engine import trees
 from bcgbench.errors import StaticInputError
 
 _TYPESTR = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
-_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -74,11 +73,6 @@ def dense(tensor: Tensor) -> Tensor:
         if step == 0 and tensor.shape[axis] > 1:
             tensor = tensor.narrow(axis, 0, 1)
     return tensor
-
-
-def integers(tensor: Tensor) -> Tensor:
-    """The same bits, which `& -1` does not change; not for complex numbers."""
-    return tensor.view(_INTEGER[tensor.dtype.itemsize])
 
 
 def clone_strided(tensor: Tensor) -> Tensor:

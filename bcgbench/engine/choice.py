@@ -17,6 +17,7 @@ import torch
 from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.segments import Backend
+from bcgbench.engine.tape import backend_for
 from bcgbench.errors import CaptureError
 
 ROUNDS = 9
@@ -51,7 +52,7 @@ def choose(policy: BreakPolicy, attempt: Attempt, *, backend: Backend, leaves: l
     if backend.device.type != "cuda":
         return Choice(fewest, f"{_form(graph)}: the fewest that are legal; a tape has no speed", graph)
     try:
-        rival = attempt(attention, backend.apart())
+        rival = attempt(attention, backend_for(backend.device, backend.options))
     except (CaptureError, torch.OutOfMemoryError) as error:
         return Choice(
             fewest, f"{_form(graph)}: broken at attention it cannot be tried ({_first_sentence(error)})", graph

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import driver, trees
-from bcgbench.engine.buffers import Address, dense, empty_like_strided, integers
+from bcgbench.engine.buffers import Address, dense, empty_like_strided
 from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.errors import ProcessPoisoned
 
@@ -49,15 +49,23 @@ class Bridge:
             result = dense(result)
             trees.check_like(once, result, name="expanded output of a break")
         if self.by_kernel and not (self._dtype.is_complex or result.is_neg()):
-            torch.bitwise_and(integers(result), -1, out=integers(once))
+            torch.bitwise_and(_integers(result), -1, out=_integers(once))
         else:
             once.copy_(result)
 
     def poison(self) -> None:
         """Write NaN where the break's output goes: a replay that does not fill it again shows. Integers stay."""
-        place = self.place
+        place = self._place if isinstance(self._place, Tensor) else self._place.view()
         if place.dtype.is_floating_point or place.dtype.is_complex:
             dense(place).fill_(float("nan"))
+
+
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    """The same bits, which `& -1` does not change."""
+    return tensor.view(_INTEGER[tensor.dtype.itemsize])
 
 
 class Segment(Protocol):
@@ -98,9 +106,6 @@ class Backend(Protocol):
 
     def segment(self) -> Segment:
         """A new segment."""
-
-    def apart(self) -> Backend:
-        """Another, whose segments have memory of their own."""
 
     def capturing(self) -> contextlib.AbstractContextManager[None]:
         """Around warm calls and capture: stream, garbage collection, random state restored."""
@@ -202,11 +207,6 @@ class CudaBackend:
 
     def segment(self) -> CudaSegment:
         return CudaSegment(self.pools[-1], self.forks, carve_bytes=self._first_block_bytes())
-
-    def apart(self) -> CudaBackend:
-        other = CudaBackend(self.device, self.options)
-        other._stream = self._stream  # torch keeps a workspace of cuBLAS, 32 MiB on Hopper, for each stream for ever
-        return other
 
     def _first_block_bytes(self) -> int:
         """Size of the block to begin a new pool with: the peak of the calls before this capture; 0 in a pool in use.

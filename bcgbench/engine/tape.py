@@ -96,9 +96,6 @@ class TapeBackend:
     def segment(self) -> TapeSegment:
         return TapeSegment()
 
-    def apart(self) -> TapeBackend:
-        return TapeBackend(self.options)
-
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
         self._random = torch.get_rng_state()

@@ -15,6 +15,7 @@ from bcgbench.engine.breaks import BreakPolicy
 from bcgbench.engine.choice import choose
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.options import DEFAULT
 from bcgbench.errors import CaptureError
 
 BEST = BreakPolicy.parse("best")
@@ -87,9 +88,9 @@ def test_on_a_gpu_the_faster_form_is_taken(
     own_s: float, rival_s: float, attention: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Within the noise the one with fewer breaks; the other has its own memory, and goes with it."""
-    apart = object()
-    own = SimpleNamespace(device=torch.device("cuda"), apart=lambda: apart)
+    own, apart = SimpleNamespace(device=torch.device("cuda"), options=DEFAULT), object()
     monkeypatch.setattr(choice, "_race", lambda graphs, leaves: [own_s, rival_s])
+    monkeypatch.setattr(choice, "backend_for", lambda device, options: apart)
     tried = []
 
     def attempt(policy: BreakPolicy, backend: Any) -> Any:
@@ -104,9 +105,10 @@ def test_on_a_gpu_the_faster_form_is_taken(
 
 
 @pytest.mark.parametrize("fails", ["fewest", "attention", "both"])
-def test_a_form_that_cannot_be_captured_is_not_taken(fails: str):
+def test_a_form_that_cannot_be_captured_is_not_taken(fails: str, monkeypatch: pytest.MonkeyPatch):
     """The reason is kept; only where both fail is there no graph."""
-    own = SimpleNamespace(device=torch.device("cuda"), apart=lambda: None)
+    own = SimpleNamespace(device=torch.device("cuda"), options=DEFAULT)
+    monkeypatch.setattr(choice, "backend_for", lambda device, options: None)
 
     def attempt(policy: BreakPolicy, backend: Any) -> Any:
         if fails in {"both", "attention" if policy.attention else "fewest"}:
