@@ -258,7 +258,8 @@ def _patch_sdpa() -> Callable[[], None]:
 
     @functools.wraps(original)
     def attend(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # not a call of the forward, whose calls are numbered
+        # not a call of the forward, whose calls are numbered, nor an operation of it
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             fused = _current.get() is None or torch._fused_sdp_choice(*args, **kwargs) != 0
         return (original if fused else whole)(*args, **kwargs)
 

@@ -206,8 +206,12 @@ class Capture:
             # copied in the segment, as a constant is below: the model may write to what it read
             return trees.clone(self._guard(function, args, kwargs))
         kept = self._constants.serve(function, {"args": args, **kwargs})
-        # a copy, made on the device at every replay: the model may write to it
-        return function(*args, **kwargs) if kept is None else kept.clone()
+        if kept is not None:
+            return kept.clone()  # made on the device at every replay: the model may write to it
+        result = function(*args, **kwargs)
+        if function is torch.tensor and result.device.type != self._backend.device.type:
+            self._note_made(result)  # data of the host that the forward may go on to write to
+        return result
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An ATen operation about to run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -95,7 +95,14 @@ def other_steps() -> Patch:
 
 def other_precision() -> Patch:
     """One arm runs under autocast."""
-    return in_arm(lambda: torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16))
+
+    def half() -> ExitStack:
+        stack = ExitStack()
+        for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):  # a case may run on either
+            stack.enter_context(torch.autocast(device, dtype=torch.bfloat16))
+        return stack
+
+    return in_arm(half)
 
 
 def _loaded(**changes: Any) -> Patch:

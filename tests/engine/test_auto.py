@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcgbench.engine import capture
@@ -226,10 +227,20 @@ class TestRegions:
 
         def forward(a):
             y = a["x"][None]
-            return nn.functional.scaled_dot_product_attention(y, y, y)[0][a["m"]]
+            return F.scaled_dot_product_attention(y, y, y)[0][a["m"]]
 
         assert check(forward).breaks == 1
         assert check(forward, policy="auto,attention").breaks == 2
+
+    def test_attention_to_rows_that_a_mask_selects_joins_the_region(self):
+        """Which kernel it would take is asked apart from the forward."""
+
+        def forward(a):
+            kept = a["x"][a["m"]][None, None]
+            return F.scaled_dot_product_attention(kept, kept, kept).sum() + a["x"]
+
+        for policy in ("auto", "auto,attention"):
+            assert check(forward, policy=policy).breaks == 1
 
     def test_outputs_are_copies_of_their_own(self):
         """A fresh output is kept by the caller; the next replay neither changes nor returns it."""

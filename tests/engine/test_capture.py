@@ -19,6 +19,7 @@ from bcgbench.engine.constants import FunctionWatch, HostConstants, Rehearsal
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graph import Break, Guard
 from bcgbench.engine.graphed import GraphedForward
+from bcgbench.engine.recorder import Capture
 from bcgbench.engine.tape import TapeBackend, TapeSegment
 from bcgbench.errors import CaptureError, ReplayError, SignatureError
 
@@ -382,3 +383,25 @@ class TestSteps:
         monkeypatch.setattr(capture.Capture, "run", lambda self, forward: run(self, forward) * (1 + 2**-23))
         with pytest.raises(CaptureError, match="does not give the eager output"):
             captured(lambda a: a["x"] * 2, x=x())
+
+
+class AnotherDevice(TapeBackend):
+    """A tape for which tensors of the CPU are the host's, as beside a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("meta")
+
+
+def test_a_forward_may_write_to_host_data_of_its_own():
+    """What it wrote down itself is new in each call; state that it keeps between calls would stay as captured."""
+    kept = x(1)
+
+    def capture_of(forward) -> Tensor:
+        backend = AnotherDevice()
+        return Capture(backend, HostConstants(backend.device), module=None).run(forward)
+
+    assert capture_of(lambda: torch.tensor([1.0, 2.0]).add_(1)).tolist() == [2.0, 3.0]
+    assert capture_of(lambda: torch.zeros(2).add_(1)).tolist() == [1.0, 1.0]
+    with pytest.raises(CaptureError, match="writes to a tensor of the host"):
+        capture_of(lambda: kept.add_(1))

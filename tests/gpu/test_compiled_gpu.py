@@ -15,7 +15,8 @@ from bcgbench.types import Case
 from bcgbench.verdict import compare
 from tests.running import records_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+"""torch.compile advises on a GPU, on TF32 for example, and an error of that would be taken for one of the compiler."""
 PROMPTS = ("A small red cube on a white table", "cube")
 CASE = Case(model="tiny/z-image-turbo", width_px=64, height_px=64, steps=2, prompts=PROMPTS, device="cuda", rounds=2)
 
