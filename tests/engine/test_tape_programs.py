@@ -26,7 +26,7 @@ from tests.engine.programs import (
 )
 
 SHARES = {"replayed": 0.8, "break": 0.4, "view": 0.4, "write in place": 0.35, "constant": 0.35, "write and view": 0.1,
-          "aliased arguments": 0.15, "nested arguments": 0.15, "nested result": 0.15}  # fmt: skip
+          "aliased arguments": 0.15, "nested arguments": 0.1, "nested result": 0.15}  # fmt: skip
 """Least shares of all programs that have a trait: else "random" would mean little."""
 
 
