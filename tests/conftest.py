@@ -14,8 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # on tensors this small threads only wait f
 import pytest
 from hypothesis import settings
 
-# No deadline: a first call that imports torch, or a busy machine, is no bug. Derandomized: a commit gives the same result
-# everywhere; what looks for new failures is `make programs`.
+# No deadline: a first call that imports torch, or a busy machine, is no bug. Derandomized: a commit gives the same
+# result everywhere; what looks for new failures is `make programs`.
 settings.register_profile("fixed", deadline=None, max_examples=50, derandomize=True, database=None, print_blob=True)
 # Random programs by the thousand: `make programs`. Chosen by pytest's --hypothesis-profile, which comes after this.
 settings.register_profile("programs", deadline=None, max_examples=400, print_blob=True)

@@ -25,8 +25,8 @@ from tests.engine.programs import (
     times,
 )
 
-SHARES = {"replayed": 0.75, "break": 0.25, "view": 0.25, "write in place": 0.25, "constant": 0.25, "write and view": 0.1,
-          "aliased arguments": 0.1, "nested arguments": 0.05, "nested result": 0.1}  # fmt: skip
+SHARES = {"replayed": 0.75, "break": 0.25, "view": 0.25, "write in place": 0.25, "constant": 0.25,
+          "write and view": 0.1, "aliased arguments": 0.1, "nested arguments": 0.05, "nested result": 0.1}  # fmt: skip
 """Least shares of all programs that have a trait: else "random" would mean little."""
 
 
