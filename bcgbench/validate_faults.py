@@ -137,15 +137,13 @@ def memory_pressure(subject: Subject) -> Answer:
     for room in PRESSURE_BYTES:
         arm = subject.arm(captured=False)
         graphed = subject.hook(arm, shape).graphed
-        torch.cuda.empty_cache()
-        filler = _fill(subject.device, room)
         try:
-            graphed.prepare(shape.arguments)
+            with _little_memory(subject.device, room):
+                graphed.prepare(shape.arguments)
             outcomes.append("captured")
         except (CaptureError, torch.OutOfMemoryError) as error:
             outcomes.append(f"refused ({type(error).__name__})")
             del error
-        del filler
         graphed.prepare(shape.arguments)
         if unlike := subject.unlike(expected, subject.replayed(arm, shape)):
             problems.append(f"after {room >> 20} MiB were free: {unlike}")
@@ -153,6 +151,14 @@ def memory_pressure(subject: Subject) -> Answer:
     return ruled(problems, fine=f"{left}; exact afterwards")
 
 
-def _fill(device: torch.device, room: int) -> torch.Tensor:
-    free, _ = torch.cuda.mem_get_info(device)
-    return torch.empty(max(free - room, 0), dtype=torch.uint8, device=device)
+@contextlib.contextmanager
+def _little_memory(device: torch.device, room: int) -> Iterator[None]:
+    """Let torch allocate `room` more bytes at most. Filling the GPU instead would take it from others that share it."""
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved(device) + room
+    torch.cuda.set_per_process_memory_fraction(min(allowed / torch.cuda.mem_get_info(device)[1], before), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)

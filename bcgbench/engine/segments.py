@@ -200,22 +200,25 @@ class CudaBackend:
         self.pools: list[Any] = [torch.cuda.graph_pool_handle()]
         """The last one serves new captures; earlier ones live on with the graphs captured before a failure."""
         self._stream = torch.cuda.Stream(self.device)
-        self._carved: Any = None
-        """The pool whose first block is made."""
+        self._anchor: CudaSegment | None = None
+        """The first segment of the pool in use. torch 2.11 refuses a pool whose last graph is gone, as of a first
+        segment in which nothing runs, or when weights changed."""
         self.forks: list[torch.cuda.Stream] = []
         self._random: Tensor | None = None
 
     def segment(self) -> CudaSegment:
-        return CudaSegment(self.pools[-1], self.forks, carve_bytes=self._first_block_bytes())
+        if self._anchor is not None:
+            return CudaSegment(self.pools[-1], self.forks)
+        self._anchor = CudaSegment(self.pools[-1], self.forks, carve_bytes=self._first_block_bytes())
+        return self._anchor
 
     def _first_block_bytes(self) -> int:
-        """Size of the block to begin a new pool with: the peak of the calls before this capture; 0 in a pool in use.
+        """Size of the block to begin a new pool with: the peak of the calls before this capture.
 
         Left to grow by itself, a pool of Qwen-Image at 1024x1024 took 700 MiB in place of 598.
         """
-        if self._carved == self.pools[-1] or not self.options.first_block:
+        if not self.options.first_block:
             return 0
-        self._carved = self.pools[-1]
         return torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
 
     @contextlib.contextmanager
@@ -253,6 +256,7 @@ class CudaBackend:
             torch.rand(1, device=self.device)
             # torch 2.11 goes on believing that a pool records whose capture failed, and refuses it
             self.pools.append(torch.cuda.graph_pool_handle())
+            self._anchor = None
             torch.cuda.synchronize(self.device)
             self.rewind()
         except RuntimeError as error:

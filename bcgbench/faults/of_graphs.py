@@ -31,15 +31,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "dropped-bridge": Fault(
         part="replay", breaks="what a break returns does not reach the next segment", published=(_SGLANG(30584),),
-        inject="engine:dropped_bridge", code="outputs-differ", says="calls, first call 1", exit_code=3,
+        inject="engine:dropped_bridge", code="outputs-differ", says="calls, first call", exit_code=3,
     ),
     "skipped-break": Fault(
         part="replay", breaks="what runs eagerly between segments is not run again", inject="engine:skipped_break",
-        code="outputs-differ", says="calls, first call 1", exit_code=3,
+        code="outputs-differ", says="calls, first call", exit_code=3,
     ),
     "skipped-segment": Fault(
         part="replay", breaks="a replay ends before its last step", inject="engine:skipped_segment",
-        code="outputs-differ", says="calls, first call 1", exit_code=3,
+        code="outputs-differ", says="calls, first call", exit_code=3,
     ),
     "wrong-branch": Fault(
         part="replay", breaks="the unconditional branch gets the conditional one's output",
@@ -80,7 +80,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "wrong-in-a-round": Fault(
         part="replay", breaks="all requests are right, a measured picture is not", published=(_SGLANG(37448),),
-        inject="measured:wrong_in_a_round", code="outputs-differ", says="in round 0", exit_code=3,
+        inject="measured:wrong_in_a_round", code="outputs-differ", says="in round", exit_code=3,
     ),
     "freed-reference": Fault(
         part="replay", breaks="a graph reads what a break returned where it lay, and that memory goes to others",

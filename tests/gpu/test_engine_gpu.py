@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bcgbench.engine import breaks, driver, segments
-from bcgbench.engine.breaks import BreakPolicy
+from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
 from bcgbench.engine.buffers import Address
 from bcgbench.engine.cache import Limits
 from bcgbench.engine.graphed import GraphedForward
@@ -215,6 +215,30 @@ def test_failed_capture_leaves_the_process_usable(net):
     engine.prepare(inputs(64))
     call = inputs(64, seed=6)
     assert torch.equal(engine(call)[0], net(**call)[0])
+
+
+@pytest.mark.parametrize("first", [lambda x: float(x[0, 0, 0]) * 0, eager_on_graph(lambda x: x * 2)])
+def test_a_forward_may_begin_with_eager_work(first):
+    """Nothing runs in the first segment; dropped with its graph, the new pool would be refused by torch 2.11."""
+    engine = GraphedForward(lambda arguments: first(arguments["x"]) + arguments["x"], device=torch.device("cuda"),
+                            policy=BreakPolicy.parse("attention"))  # fmt: skip
+    call = {"x": torch.ones(1, 256, 128, device="cuda")}
+    engine.prepare(call)
+    assert torch.equal(engine(call), first(call["x"]) + call["x"])
+    assert engine.fallbacks == 0
+
+
+def test_what_was_dropped_can_be_captured_again_in_the_same_memory(net):
+    """A pool of which no graph is left serves the next ones, and does not grow."""
+    engine = graphed(net)
+    engine.prepare(inputs())
+    before = engine.backend.pool_bytes()
+    engine.cache.drop_all("a test")
+    churn()
+    engine.prepare(inputs())
+    call = inputs(seed=2)
+    assert torch.equal(engine(call)[0], net(**call)[0])
+    assert engine.backend.pool_bytes() == before
 
 
 def test_failed_capture_in_the_same_pool_leaves_older_graphs_exact(net):
