@@ -201,8 +201,7 @@ class CudaBackend:
         """The last one serves new captures; earlier ones live on with the graphs captured before a failure."""
         self._stream = torch.cuda.Stream(self.device)
         self._anchor: CudaSegment | None = None
-        """The first segment of the pool in use. torch 2.11 refuses a pool whose last graph is gone, as of a first
-        segment in which nothing runs, or when weights changed."""
+        """First segment of the pool in use: torch 2.11 refuses a pool whose last graph is gone."""
         self.forks: list[torch.cuda.Stream] = []
         self._random: Tensor | None = None
 
@@ -213,10 +212,8 @@ class CudaBackend:
         return segment
 
     def _first_block_bytes(self) -> int:
-        """Size of the block to begin a new pool with: the peak of the calls before this capture.
-
-        Left to grow by itself, a pool of Qwen-Image at 1024x1024 took 700 MiB in place of 598.
-        """
+        """What a new pool begins with, the peak of the calls before this capture. Left to grow by itself, one of
+        Qwen-Image at 1024x1024 took 700 MiB in place of 598."""
         peak = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
         return peak if self.options.first_block else 0
 
@@ -241,6 +238,9 @@ class CudaBackend:
 
     def rewind(self) -> None:
         assert self._random is not None
+        # a capture allocates its own in its pool: torch's, one per stream, are dropped whenever torch.compile records a
+        # graph or a graph is freed (pytorch#192061, #193402)
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.set_rng_state(self._random, self.device)
 
     def recover(self) -> None:

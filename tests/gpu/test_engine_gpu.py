@@ -241,6 +241,22 @@ def test_what_was_dropped_can_be_captured_again_in_the_same_memory(net):
     assert engine.backend.pool_bytes() == before
 
 
+def test_a_graph_owns_the_workspaces_of_its_matrix_products(net):
+    """torch drops all of them when torch.compile records a graph of its own, and their memory goes to others."""
+    net.blocks[0].mlp[2] = wide = nn.Linear(4 * WIDTH, WIDTH).to("cuda", torch.bfloat16)
+    net.blocks[0].mlp.append(nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.Linear(64 * WIDTH, WIDTH)).to(wide.weight))
+    engine = graphed(net)
+    engine.prepare(inputs(16))
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == held
+    torch.cuda.empty_cache()
+    for seed in range(3):
+        churn()
+        call = inputs(16, seed)
+        assert torch.equal(engine(call)[0], net(**call)[0])
+
+
 def test_failed_capture_in_the_same_pool_leaves_older_graphs_exact(net):
     """The pool that a failed capture shared goes on serving (pytorch#180395)."""
     fail = {"now": False}
