@@ -159,14 +159,14 @@ def _module(found: ModuleFinding, *, a: str, b: str) -> Iterator[str]:
 
 
 def _replay(found: ReplayFinding) -> Iterator[str]:
-    if found.capture_equals_eager:
-        yield f"  replay    of {found.arm} differs, capture does not: a new capture of this call gives the eager output"
-    else:
-        yield f"  replay    of {found.arm} differs from a new capture, and that from eager"
+    told = {"right": "differs, capture does not: a new capture of this call gives the eager output",
+            "alike": "differs from eager, and a new capture's in the same way",
+            "other": "differs from a new capture, and that from eager"}  # fmt: skip
+    yield f"  replay    of {found.arm} {told[found.new_capture]}"
     at = "" if found.step is None else " inputs:" if found.step < 0 else f" step {found.step} of {found.steps}:"
     yield f"            first wrong:{at} {found.what}{f', {found.where}' if found.where else ''}"
     if found.contrast is not None:
-        yield from _contrast(found.contrast, a="capture", b="replay")
+        yield from _contrast(found.contrast, a="returned" if found.new_capture == "alike" else "capture", b="replay")
 
 
 def _contrast(found: Contrast, *, a: str, b: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from bcgbench.divergence_modules import Bisection, ModuleFinding
 from bcgbench.divergence_watch import Side
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
-from bcgbench.engine.walk import Fault, backend_apart, first_fault
+from bcgbench.engine.walk import Fault, backend_apart, first_fault, first_unfilled
 from bcgbench.models import base
 from bcgbench.runners import RUNNERS, runner
 from bcgbench.tap import DenoiseTap
@@ -59,11 +59,11 @@ class StepFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFinding:
-    """A graph whose replay is not what a new capture of the same call gives."""
+    """A graph whose replay is not what the arm's forward gives eagerly, or not what a new capture of the call gives."""
 
     arm: str
-    capture_equals_eager: bool
-    """Whether the new capture gives what the arm's forward gives eagerly."""
+    new_capture: Literal["right", "alike", "other"]
+    """What a new capture's replay gives: the eager output, the same wrong one, or a third."""
     step: int | None
     """Step of the graph that goes wrong, -1 for its inputs; None where each step alone is right."""
     steps: int
@@ -249,7 +249,7 @@ class _Search:
         """The first module that differs, and what is wrong with a replay."""
         a, b = Side(self._a, traced), Side(self._b, traced)
         replay = self._replay(a, traced.output) or self._replay(b, wrong)
-        if replay is not None and replay.capture_equals_eager and not self._rounding:
+        if replay is not None and replay.new_capture != "other" and not self._rounding:
             return None, replay  # eager runs of one forward on the same inputs: there is nothing in the modules
         return Bisection(a, b, rounding=self._rounding).run(), replay
 
@@ -260,15 +260,17 @@ class _Search:
             return None
         device = self._session.device
         fresh, call = side.hook.graphed.recapture(side.arguments, backend=backend_apart(device, side.hook.module))
-        right = fresh.replay(call.leaves)
-        if _equal(right, output):
+        replayed = fresh.replay(call.leaves)
+        right, alike = _equal(replayed, side.eagerly(lambda _event: None)), _equal(replayed, output)
+        if right and alike:
             return None
-        eager = side.eagerly(lambda _event: None)
-        fault = first_fault(fresh, old, call.leaves)
+        fault = first_unfilled(old, call.leaves) if alike else first_fault(fresh, old, call.leaves)
+        whole = "a new capture's goes wrong alike" if alike else "each of its steps alone is right"
         return ReplayFinding(
-            arm=side.arm.runner.name, capture_equals_eager=_equal(right, eager), steps=len(old.steps),
+            arm=side.arm.runner.name, new_capture="right" if right else "alike" if alike else "other",
+            steps=len(old.steps),
             step=None if fault is None else fault.mark.step, where="" if fault is None else fault.mark.where,
-            what="the replay as a whole: each of its steps alone is right" if fault is None else fault.mark.what,
+            what=f"the replay as a whole: {whole}" if fault is None else fault.mark.what,
             operation=None if fault is None else fault.mark.operation,
             contrast=None if fault is None else _fault_contrast(fault),
         )  # fmt: skip

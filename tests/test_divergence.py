@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from bcgbench import cli, divergence, divergence_modules, faults, models
 from bcgbench.divergence import CaseDivergence, diverge
 from bcgbench.divergence_align import Growth, alignments, contrast, differs, growths
+from bcgbench.engine.steps import Break
+from bcgbench.faults.places import replaced
 from bcgbench.models import base
 from bcgbench.models.base import Adapter
 from bcgbench.types import Case
@@ -184,9 +186,27 @@ def test_a_replay_that_goes_wrong_is_told_from_a_capture(fault: str, what: str, 
     assert result.diverged
     assert result.module is None
     assert result.replay is not None
-    assert result.replay.capture_equals_eager
+    assert result.replay.new_capture == "right"
     assert result.replay.what.startswith(what), result.replay
     assert result.replay.where.startswith(where), result.replay
+
+
+def test_a_replay_that_every_capture_gets_wrong_is_told_by_its_break(loaded: base.Session):
+    """As where the next segment reads memory that nobody fills: a new capture's replay is no better."""
+
+    def replay(original: Any, self: Break) -> None:
+        original(self)
+        for _, bridge in self.bridges:
+            bridge.place.zero_()
+
+    with replaced(Break, "replay", replay):
+        result = found("eager-padded", "bcg")
+    assert (result.diverged, result.module) == (True, None)
+    assert result.replay is not None
+    assert (result.replay.new_capture, result.replay.step) == ("alike", 1)
+    assert "attention" in result.replay.what
+    assert result.replay.what.endswith("hands on")
+    assert result.replay.where.startswith("transformer_blocks.0.attn (")
 
 
 def test_an_output_overwritten_after_its_call_shows_in_the_latents(loaded: base.Session):

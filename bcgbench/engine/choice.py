@@ -40,8 +40,7 @@ class Choice:
 
 
 def choose(policy: BreakPolicy, attempt: Attempt, *, backend: Backend, leaves: list[Any]) -> Choice:
-    """Capture `best` both ways. The form that is not taken leaves no graph and no pool behind; its stream keeps a
-    workspace of cuBLAS in torch 2.11, 32 MiB on Hopper. One stream for both would be unsafe (pytorch#193402).
+    """Capture `best` both ways. The form that is not taken leaves no graph and no pool behind.
 
     Raises `CaptureError` if neither can be captured.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bcgbench.engine import driver, trees
 from bcgbench.engine.buffers import Address, dense, empty_like_strided
+from bcgbench.engine.forks import watch_forks
 from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.errors import ProcessPoisoned, first_line
 
@@ -221,6 +222,7 @@ class CudaBackend:
     def capturing(self) -> Iterator[None]:
         caller = torch.cuda.current_stream(self.device)
         self._random = torch.cuda.get_rng_state(self.device)
+        self.rewind()
         torch.cuda.reset_peak_memory_stats(self.device)
         self.forks.clear()
         gc.collect()  # freeing an old graph or tensor in the middle of a capture invalidates it
@@ -228,7 +230,7 @@ class CudaBackend:
         gc.disable()
         self._stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(self._stream), _watch_forks(self._stream, self.forks):
+            with torch.cuda.stream(self._stream), watch_forks(self._stream, self.forks):
                 yield
         finally:
             if enabled:
@@ -273,28 +275,3 @@ class CudaBackend:
 
     def pool_bytes(self) -> int:
         return driver.pool_bytes(self.pools)
-
-
-@contextlib.contextmanager
-def _watch_forks(stream: torch.cuda.Stream, forks: list[torch.cuda.Stream]) -> Iterator[None]:
-    """Note every stream that is made to wait on another: its captured work must be joined before a segment ends.
-
-    CUDA ends a capture with an error while a forked stream is not joined; patched for one capture only.
-    """
-    original = {name: getattr(torch.cuda.Stream, name) for name in ("wait_stream", "wait_event")}
-
-    def watched(name: str) -> Callable[[torch.cuda.Stream, Any], None]:
-        def wait(self: torch.cuda.Stream, other: Any) -> None:
-            original[name](self, other)
-            if self != stream and self not in forks:
-                forks.append(self)
-
-        return wait
-
-    for name in original:
-        setattr(torch.cuda.Stream, name, watched(name))
-    try:
-        yield
-    finally:
-        for name, method in original.items():
-            setattr(torch.cuda.Stream, name, method)

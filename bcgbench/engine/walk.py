@@ -102,6 +102,27 @@ def first_fault(fresh: SegmentedGraph, old: SegmentedGraph, leaves: list[Any]) -
     return None
 
 
+def first_unfilled(graph: SegmentedGraph, leaves: list[Any]) -> Fault | None:
+    """Replay on `leaves`, each break called twice: the first whose result is not where the next segment reads it."""
+    graph.inputs.update(leaves)
+    for index, step in enumerate(graph.steps):
+        step.replay()
+        if not isinstance(step, Break):
+            continue
+        results, _ = trees.flatten(step.function(*step.args, **step.kwargs))
+        for at, bridge in step.bridges:
+            if not bit_equal(results[at], bridge.place):
+                mark = _handed_on(step, index)
+                return Fault(mark=mark, right=results[at], wrong=bridge.place.clone())
+    return None
+
+
+def _handed_on(step: Break, index: int) -> Mark:
+    name = diagnose.function_name(step.function)
+    return Mark(step=index, what=f"what break {name} hands on", operation=name, where=step.where,
+                tensors=[bridge.place for _, bridge in step.bridges])  # fmt: skip
+
+
 def _place_of(step: Step) -> list[str]:
     return step.where if isinstance(step, PlacedSegment) else []
 
@@ -131,8 +152,7 @@ def _replayed(step: Step, index: int, *, where: list[str]) -> Iterator[Mark]:
             tensors=read,
         )
         step.replay()
-        made = [bridge.place for _, bridge in step.bridges]
-        yield Mark(step=index, what=f"what break {name} hands on", operation=name, where=step.where, tensors=made)
+        yield _handed_on(step, index)
     elif isinstance(step, TapeSegment):
         yield from _operations(step, index, where=where)
     else:

@@ -275,5 +275,5 @@ def unjoined_stream() -> Iterator[None]:
             trees.map_leaves(lambda leaf: leaf * 2, output)
         return output
 
-    with changed_model(forward), patch.object(segments, "_watch_forks", lambda _stream, _forks: ExitStack()):
+    with changed_model(forward), patch.object(segments, "watch_forks", lambda _stream, _forks: ExitStack()):
         yield

@@ -47,16 +47,17 @@ def test_a_replay_that_goes_wrong_is_told_from_a_capture():
     with injected("stale-input"):
         result = diverge(on_gpu("tiny/qwen-image"), arms=("eager-padded", "bcg"))
     assert result.replay is not None
-    assert result.replay.capture_equals_eager
+    assert result.replay.new_capture == "right"
     assert result.replay.what.startswith("input ")
 
 
-def test_what_every_replay_does_wrong_is_told_by_module():
+def test_a_replay_that_every_capture_gets_wrong_is_told_by_its_break():
     """A dropped copy of a break's output: a graph captured afresh is wrong in the same way (the tape's is not, as it
     computes while capturing)."""
     with injected("dropped-bridge"):
         result = diverge(on_gpu("tiny/qwen-image"), arms=("eager-padded", "bcg"))
-    assert result.diverged
-    assert result.replay is None
-    assert result.module is not None
-    assert result.module.module.startswith("transformer_blocks.0.attn"), result.module
+    assert (result.diverged, result.module) == (True, None)
+    assert result.replay is not None
+    assert result.replay.new_capture == "alike"
+    assert result.replay.what.startswith("what break")
+    assert result.replay.where.startswith("transformer_blocks.0.attn"), result.replay
