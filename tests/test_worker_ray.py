@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import time
@@ -162,6 +163,11 @@ def test_without_ray_no_run_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 # --- a real cluster of one machine ----------------------------------------------------------------------------------
 
 
+REAL = pytest.mark.filterwarnings(  # Ray advises, and leaves files to the garbage collector
+    "ignore::FutureWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A head without room for tasks, and two nodes of one CPU each."""
@@ -174,6 +180,7 @@ def cluster() -> Iterator[Any]:
     yield SimpleNamespace(cluster=made, nodes=nodes)
     ray.shutdown()
     made.shutdown()
+    gc.collect()
 
 
 def smoke(folder: Path, name: str) -> store.Run:
@@ -182,6 +189,7 @@ def smoke(folder: Path, name: str) -> store.Run:
     return store.create_run(folder, make.run_info(run_id=name, suite="smoke", cases=cases))
 
 
+@REAL
 def test_the_smoke_suite_ends_alike_on_a_cluster_and_here(cluster: Any, tmp_path: Path):
     """Same statuses, same verdicts, same outputs."""
     found = {}
@@ -194,6 +202,7 @@ def test_the_smoke_suite_ends_alike_on_a_cluster_and_here(cluster: Any, tmp_path
     assert found["ray"] == found["local"]
 
 
+@REAL
 def test_a_node_killed_in_mid_suite_loses_nothing(cluster: Any, tmp_path: Path):
     """Its case runs again on the other node, and the journal tells of both attempts."""
 
