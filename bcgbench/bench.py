@@ -27,7 +27,7 @@ from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.models import base, prior
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
-from bcgbench.types import Case, Environment, Fidelity, Phase, Progress, Question, Record, Sample
+from bcgbench.types import Case, Environment, Fidelity, GpuState, Phase, Progress, Question, Record, Sample
 
 log = logging.getLogger(__name__)
 
@@ -250,13 +250,16 @@ class CaseBench:
         before = live.arm.counts
         measure.peak_reset(self.session.device)
         on_step = None if phase == "measure" else self._on_step  # telling costs tens of microseconds per step
+        states: list[GpuState | None] = []  # as the loop ends: after a video is decoded and written the GPU is cool
+        monitor = self._monitor
+        on_end = (lambda: states.append(monitor.state())) if monitor else None
         with live.arm.attached():
-            measured = measure.request(self.session, turn.prompt, clock=self._clock, on_step=on_step)
+            measured = measure.request(self.session, turn.prompt, clock=self._clock, on_step=on_step, on_end=on_end)
         live.expected += self._calls_of[turn.prompt]
         counts = live.arm.counts.since(before)
         allocated, reserved = measure.peak(self.session.device)
         sample = sample_of(measured, phase=phase, turn=turn, counts=counts, peak=(allocated, reserved),
-                           gpu_state=self._monitor.state() if self._monitor else None)  # fmt: skip
+                           gpu_state=states[-1] if states else None)  # fmt: skip
         live.result.samples.append(sample)
         if live.name in self.live:
             self._emit(sample)

@@ -62,14 +62,16 @@ class Turn(NamedTuple):
 
 
 def request(
-    session: Any, prompt: int, *, clock: Clock, steps: int | None = None, on_step: OnStep | None = None
-) -> Measured:
+    session: Any, prompt: int, *, clock: Clock, steps: int | None = None, on_step: OnStep | None = None,
+    on_end: Callable[[], None] | None = None,
+) -> Measured:  # fmt: skip
     """Run `session.produce(prompt, steps=steps)`, a whole request, and time its stages.
 
     `session` is a `models.base.Session` or anything with `.pipe` and `.produce`. A pipeline of several stages names
     them, in order, as `.stages`: each is a pipeline whose denoise loop runs once. The denoise times are the sums over
     the loops; what lies between two loops prepares the next one and counts as before it. End-to-end time has its own
-    readings around everything, so that it can disagree with the sum of the stages. BcgbenchError when a denoise loop
+    readings around everything, so that it can disagree with the sum of the stages. `on_end` is called when a loop has
+    ended, and its time is no part of any. BcgbenchError when a denoise loop
     cannot be seen, a stage that never ran included.
     """
     clock.synchronize()
@@ -77,7 +79,8 @@ def request(
     with ExitStack() as stack:
         taps: list[DenoiseTap] = []
         for stage in getattr(session.pipe, "stages", (session.pipe,)):
-            taps.append(stack.enter_context(DenoiseTap(stage, clock, on_step=_counted(on_step, earlier=tuple(taps)))))
+            counted = _counted(on_step, earlier=tuple(taps))
+            taps.append(stack.enter_context(DenoiseTap(stage, clock, on_step=counted, on_end=on_end)))
         start_s = clock.now_s()
         media = session.produce(prompt, steps=steps)
         clock.synchronize()
@@ -85,13 +88,14 @@ def request(
     outer_end_s = clock.now_s()
     _check_order(taps)
     events = [tap.denoise_event_s for tap in taps]
-    ends = [start_s, *(tap.end_s for tap in taps)]
+    ends = [start_s, *(tap.resumed_s for tap in taps)]
+    paused_s = sum(tap.resumed_s - tap.end_s for tap in taps)
     return Measured(
         denoise_event_s=None if None in events else sum(s for s in events if s is not None),
         denoise_host_s=sum(tap.denoise_host_s for tap in taps),
         before_s=sum(tap.start_s - end for tap, end in zip(taps, ends, strict=False)),
         after_s=end_s - ends[-1],
-        end_to_end_s=outer_end_s - outer_start_s,
+        end_to_end_s=outer_end_s - outer_start_s - paused_s,
         step_s=tuple(step_s for tap in taps for step_s in tap.step_s),
         loop_steps=tuple(tap.steps for tap in taps),
         media=media,

@@ -38,13 +38,16 @@ class DenoiseTap:
     of the span, disable it (`pipe.set_progress_bar_config(disable=True)`).
     """
 
-    def __init__(self, pipe: Any, clock: Clock, *, on_step: OnStep | None = None) -> None:
-        self._pipe, self._clock, self._on_step = pipe, clock, on_step
+    def __init__(
+        self, pipe: Any, clock: Clock, *, on_step: OnStep | None = None, on_end: Callable[[], None] | None = None
+    ) -> None:
+        self._pipe, self._clock, self._on_step, self._on_end = pipe, clock, on_step, on_end
         self._marks: list[Any] = []
         self._stack = ExitStack()
         self._annotation = ExitStack()
         self._start_s: float | None = None
         self._end_s: float | None = None
+        self._resumed_s: float | None = None
         self._latents: Tensor | None = None
 
     def __enter__(self) -> Self:
@@ -73,6 +76,11 @@ class DenoiseTap:
     def end_s(self) -> float:
         """Host time at which all work of the loop was done."""
         return _known(self._end_s)
+
+    @property
+    def resumed_s(self) -> float:
+        """Host time at which the request went on: `end_s`, or once `on_end` returned."""
+        return _known(self._resumed_s)
 
     @property
     def denoise_host_s(self) -> float:
@@ -122,8 +130,11 @@ class DenoiseTap:
         """The loop ends."""
         self._marks.append(self._clock.mark())
         self._clock.synchronize()
-        self._end_s = self._clock.now_s()
+        self._end_s = self._resumed_s = self._clock.now_s()
         self._annotation.close()
+        if self._on_end is not None:
+            self._on_end()
+            self._resumed_s = self._clock.now_s()
 
     def _keep(self, latents: Tensor) -> None:
         self._latents = latents

@@ -236,6 +236,18 @@ def test_a_request_can_be_stopped_between_steps():
     assert session.pipe.bars[0].is_closed
 
 
+def test_what_is_done_when_the_loop_ends_counts_nowhere():
+    """Reading the GPU's clocks there, while it is warm, is 5 s of the clock: every stage is as without."""
+    before, start, end, *after = REQUEST_TIMES[1:]
+    times = [REQUEST_TIMES[0], before, start, end, end + 5, *(at + 5 for at in after)]
+    told = []
+    measured = request(Session(), 0, clock=FakeClock(times, marks=MARKS), on_end=lambda: told.append("GPU"))
+    plain = request(Session(), 0, clock=device_clock())
+    assert told == ["GPU"]
+    for stage in ("before_s", "denoise_host_s", "denoise_event_s", "after_s", "end_to_end_s"):
+        assert getattr(measured, stage) == getattr(plain, stage)
+
+
 def test_the_pipeline_is_left_as_it_was():
     """Methods of the class are reachable again, and attributes set by others are put back."""
     pipe = Pipeline()
