@@ -22,7 +22,9 @@ from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.options import DEFAULT
+from bcgbench.engine.segments import Backend
 from bcgbench.engine.signature import Signature
+from bcgbench.engine.tape import backend_for
 from bcgbench.models.base import Session
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.runners import Runner
@@ -60,10 +62,9 @@ class Counts:
 class Hook:
     """What stands in for one denoiser's forward while an arm is attached."""
 
-    def __init__(self, module: nn.Module, *, session: Session, runner: Runner) -> None:
+    def __init__(self, module: nn.Module, *, session: Session, runner: Runner, backend: Backend | None) -> None:
         original = module.forward
         adapter, case = session.adapter, session.case
-
         options = DEFAULT.without(*runner.without)
         policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
         if policy is not None and policy != BreakPolicy():
@@ -74,13 +75,13 @@ class Hook:
             return adapter.forward(module, self.variant or original, arguments)
 
         self.forward = forward
-        self._device = session.device
         self.module = module
         self.weights = mark(module)
         self.original = original
         self.bind = Binder(original)
         self.share = session.share
-        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module, options=options)
+        self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module, options=options,
+                                      backend=backend)  # fmt: skip
         self._adapter = adapter
         self._padded = runner.padded
         self._buckets = adapter.default_buckets if case.buckets is None else case.buckets
@@ -118,7 +119,7 @@ class Hook:
         """This hook around a forward that does nothing: what is left is the hook's own cost."""
         other = copy.copy(self)
         other.share = lambda call, arguments: call(arguments)
-        other.graphed = GraphedForward(lambda _: output, device=self._device, policy=None, module=self.module)
+        other.graphed = GraphedForward(lambda _: output, device=self.graphed.device, policy=None, module=self.module)
         return other
 
 
@@ -127,7 +128,10 @@ class Arm:
 
     def __init__(self, runner: Runner, session: Session) -> None:
         self.runner = runner
-        self.hooks = {name: Hook(module, session=session, runner=runner) for name, module in session.denoisers.items()}
+        backend = backend_for(session.device, DEFAULT.without(*runner.without)) if runner.captured else None
+        self._backend = backend
+        self.hooks = {name: Hook(module, session=session, runner=runner, backend=backend)
+                      for name, module in session.denoisers.items()}  # fmt: skip
         self.asked: set[Key] = set()
         """What the traced requests ask for, in contrast to lengths that were captured in advance."""
         self._engaged: set[Key] = set()
@@ -217,8 +221,7 @@ class Arm:
     @property
     def backend(self) -> Literal["cuda", "tape", "none"]:
         """What replays: "cuda", "tape", or "none"."""
-        names = [hook.graphed.backend.name for hook in self.hooks.values() if hook.graphed.backend is not None]
-        return "none" if not names else "cuda" if names[0] == "cuda" else "tape"
+        return "none" if self._backend is None else "cuda" if self._backend.name == "cuda" else "tape"
 
     @property
     def growth_bytes(self) -> tuple[int, ...]:
@@ -228,10 +231,8 @@ class Arm:
     @property
     def pool_bytes(self) -> int:
         """Reserved by the arm's graph pools, torch's own included."""
-        backends = [hook.graphed.backend for hook in self.hooks.values()]
-        variants = [hook.variant for hook in self.hooks.values()]
-        own = sum(variant.pool_bytes for variant in variants if variant is not None)
-        return own + sum(backend.pool_bytes() for backend in backends if backend is not None)
+        torchs = sum(hook.variant.pool_bytes for hook in self.hooks.values() if hook.variant is not None)
+        return torchs + (self._backend.pool_bytes() if self._backend is not None else 0)
 
     def engagement(self, *, captures: tuple[int, ...], expected_forwards: int) -> Engagement:
         """The proof of replay over everything this arm was asked to run."""

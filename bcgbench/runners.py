@@ -62,6 +62,10 @@ RUNNERS: dict[str, Runner] = {
     "graph": Runner(
         name="graph", description="one CUDA graph of the whole forward", padded=True, captured=True, breaks="none"
     ),
+    "graph-exact": Runner(
+        name="graph-exact", description="one CUDA graph of the whole forward for each prompt length, nothing padded",
+        captured=True, breaks="none",
+    ),
     "eager-best": Runner(
         name="eager-best", description="eager with fused projections, where there are any, and the fastest attention "
         "kernels", best=True,

@@ -33,14 +33,15 @@ class Exchanging(nn.Module):
         return tripled(x * 2) + 1
 
 
-def arm(module: nn.Module, runner: str = "eager", *, policy: str = "attention", breaks: tuple[str, ...] = ()) -> Arm:
-    """An arm on a session with one denoiser and no length policy."""
+def arm(*modules: nn.Module, runner: str = "eager", policy: str = "attention", breaks: tuple[str, ...] = ()) -> Arm:
+    """An arm on a session with these denoisers and no length policy."""
     adapter: Any = SimpleNamespace(
         forward=lambda _module, original, arguments: original(**arguments), breaks=breaks, default_buckets=()
     )
     session: Any = SimpleNamespace(
         adapter=adapter, case=SimpleNamespace(break_policy=policy, buckets=None), device=torch.device("cpu"),
-        denoisers={"transformer": module}, share=lambda call, arguments: call(arguments),
+        denoisers={f"transformer_{number}": module for number, module in enumerate(modules)},
+        share=lambda call, arguments: call(arguments),
     )  # fmt: skip
     return Arm(RUNNERS[runner], session)
 
@@ -96,8 +97,18 @@ def test_a_detached_arm_leaves_the_forward_as_it_was(*, own: bool):
 )
 def test_what_a_model_must_run_eagerly_breaks_under_every_policy_but_none(runner: str, policy: str, count: int):
     """The form that `best` takes is legal there, too."""
-    made = arm(Exchanging(), runner, policy=policy, breaks=(f"{__name__}.tripled",))
+    made = arm(Exchanging(), runner=runner, policy=policy, breaks=(f"{__name__}.tripled",))
     with torch.no_grad():
-        graph = made.hooks["transformer"].graphed.prepare({"x": torch.ones(2)})
+        graph = made.hooks["transformer_0"].graphed.prepare({"x": torch.ones(2)})
     assert graph is not None
     assert graph.breaks == count
+
+
+def test_denoisers_of_one_arm_share_a_memory_pool(monkeypatch: pytest.MonkeyPatch):
+    """They run one after the other, as the buckets of one do; its bytes count once, and an eager arm has none."""
+    made = arm(Double(), Double(), runner="bcg")
+    first, second = (hook.graphed.backend for hook in made.hooks.values())
+    assert first is second is not None
+    monkeypatch.setattr(first, "pool_bytes", lambda: 1_000)
+    assert made.pool_bytes == 1_000
+    assert arm(Double(), Double()).pool_bytes == 0

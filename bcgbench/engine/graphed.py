@@ -34,7 +34,8 @@ class GraphedForward:
     """Calls `forward(arguments)` by replaying a captured graph where there is one.
 
     While the cache is open, `prepare` captures a signature. Once frozen, a call without a graph runs eagerly and is
-    counted with its reason. With `policy=None` nothing is ever captured: the same path, eager.
+    counted with its reason. With `policy=None` nothing is ever captured: the same path, eager. Forwards that run one
+    after the other may have one `backend`, and then share its memory pool, as outputs are copied out of it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GraphedForward:
         module: nn.Module | None = None,
         limits: Limits | None = None,
         options: Options = DEFAULT,
+        backend: Backend | None = None,
     ) -> None:
         self.cache = GraphCache(limits or Limits())
         self.calls = 0
@@ -58,7 +60,7 @@ class GraphedForward:
         self._known = KnownCalls() if options.known_calls else None
         self._weights: WeightPlaces | None = None
         """Where parameters and buffers lay at the last capture."""
-        self.backend: Backend | None = None if policy is None else backend_for(device, options)
+        self.backend: Backend | None = None if policy is None else backend or backend_for(device, options)
         self.device = device
         self._forward = forward
         self._policy = policy and replace(policy, kernels=policy.kernels and options.kernel_breaks)

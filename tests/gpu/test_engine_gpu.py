@@ -15,6 +15,7 @@ from bcgbench.engine.cache import Limits
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.options import DEFAULT, Options
 from bcgbench.engine.segments import Bridge, CudaSegment
+from bcgbench.engine.tape import backend_for
 from bcgbench.errors import CaptureError
 from bcgbench.runners import ONE_OFF
 
@@ -105,6 +106,25 @@ def test_segmented_memory_is_that_of_a_whole_graph():
             engine.prepare(inputs(length))
         grown[policy] = engine.backend.pool_bytes()
     assert grown["attention"] <= 1.05 * grown["none"], grown
+
+
+def test_two_modules_share_one_pool(net):
+    """Two denoisers that run one after the other take the memory of one, and stay exact."""
+    other = Net().to("cuda", torch.bfloat16).eval()
+    backend = backend_for(torch.device("cuda"))
+    both = [GraphedForward(lambda arguments, module=module: module(**arguments), device=torch.device("cuda"),
+                           module=module, policy=BreakPolicy.parse("attention"), backend=backend)
+            for module in (net, other)]  # fmt: skip
+    both[0].prepare(inputs(2048))
+    alone = backend.pool_bytes()
+    both[1].prepare(inputs(2048))
+    assert backend.pool_bytes() <= 1.05 * alone
+    for seed in range(3):
+        churn()
+        call = inputs(2048, seed)
+        got = [engine(call)[0] for engine in both]
+        assert torch.equal(got[0], net(**call)[0])
+        assert torch.equal(got[1], other(**call)[0])
 
 
 def test_outputs_survive_the_next_replay(net):
