@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bcgbench.answers import CallTally, Finals
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm
+from bcgbench.binding import Traced
 from bcgbench.engine import trees
 from bcgbench.errors import first_line
 from bcgbench.models.base import Session

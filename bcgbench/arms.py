@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from bcgbench.binding import Arguments, Binder
+from bcgbench.binding import Arguments, Binder, Traced
 from bcgbench.compiled import variant_of
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy
-from bcgbench.engine.buffers import clone_strided, version
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.options import DEFAULT
@@ -34,15 +33,6 @@ from bcgbench.variant import replaced
 
 Key = tuple[str, Signature]
 """Module and signature: one graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """One transformer call as the pipeline made it: bound arguments and, by the eager arm, its output."""
-
-    module: str
-    arguments: Arguments
-    output: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +84,9 @@ class Hook:
         return self._adapter.pad(arguments, buckets=self._buckets, cache=self._cache)
 
     def variants(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Every padded shape of a traced call that a warm-up captures, largest first."""
+        """Every shape of a traced call that a warm-up captures, largest first."""
+        if not self._padded:
+            return iter((arguments,))
         return self._adapter.variants(arguments, buckets=self._buckets, cache=self._cache)
 
     def call(self, arguments: Arguments) -> Any:
@@ -262,39 +254,3 @@ class Arm:
 
 def _elements(arguments: Arguments) -> int:
     return sum(tensor.numel() for tensor in trees.tensors(arguments))
-
-
-class Tracer:
-    """Keeps inputs and outputs of every denoiser call of an arm; an object that does not change is kept once."""
-
-    def __init__(self, arm: Arm) -> None:
-        self.calls: list[Traced] = []
-        self._arm = arm
-        self._kept: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = {}
-
-    def _keep(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        count = version(leaf)
-        if count is None:
-            return clone_strided(leaf)
-        # the source is kept beside its copy, so that its identity cannot be reused
-        _, copy = self._kept.setdefault((id(leaf), count), (leaf, clone_strided(leaf)))
-        return copy
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """The pipeline runs through the arm, traced, until the block ends; the arm itself must not be attached."""
-        with contextlib.ExitStack() as stack:
-            for name, hook in self._arm.hooks.items():
-                stack.enter_context(replaced(hook.module, functools.partial(self._call, name, hook)))
-            yield
-
-    def _call(self, name: str, hook: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        return hook.share(functools.partial(self._kept_call, name, hook), hook.bind(args, kwargs))
-
-    def _kept_call(self, name: str, hook: Hook, arguments: Arguments) -> Any:
-        kept = trees.map_leaves(self._keep, arguments)
-        output = hook.call(arguments)
-        self.calls.append(Traced(name, kept, trees.clone(output)))
-        return output

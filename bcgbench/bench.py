@@ -18,8 +18,9 @@ import torch
 from bcgbench import answers, environment, measure
 from bcgbench.accuracy import References, references_for
 from bcgbench.answers import CallTally, Final, Finals
-from bcgbench.arms import Arm, Traced, Tracer
+from bcgbench.arms import Arm
 from bcgbench.artifacts import Saver
+from bcgbench.binding import Traced
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, first_line
 from bcgbench.flops import count_flops
@@ -27,6 +28,7 @@ from bcgbench.live import Live, Stopped, unfinished
 from bcgbench.models import base, prior
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case, Environment, Fidelity, GpuState, Phase, Progress, Question, Record, Sample
 
 log = logging.getLogger(__name__)
@@ -251,8 +253,7 @@ class CaseBench:
         measure.peak_reset(self.session.device)
         on_step = None if phase == "measure" else self._on_step  # telling costs tens of microseconds per step
         states: list[GpuState | None] = []  # as the loop ends: after a video is decoded and written the GPU is cool
-        monitor = self._monitor
-        on_end = (lambda: states.append(monitor.state())) if monitor else None
+        on_end = (lambda: states.append(monitor.state())) if (monitor := self._monitor) else None
         with live.arm.attached():
             measured = measure.request(self.session, turn.prompt, clock=self._clock, on_step=on_step, on_end=on_end)
         live.expected += self._calls_of[turn.prompt]

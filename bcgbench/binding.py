@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One transformer call as the pipeline made it: bound arguments and, by the eager arm, its output."""
+
+    module: str
+    arguments: Arguments
+    output: Any
 
 
 class Binder:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 REFERENCE = "eager"
 BOUNDS = (
     ("graph", "bcg"),
+    ("graph-exact", "bcg"),
     ("eager-best", "bcg"),
     *((rival, "bcg+compile") for rival in ("compile", "compile-cudagraph", "compile-autotune", "graph+compile", "bcg")),
 )
-"""What breaks cost against the whole graph, and graphs against rivals; shown, never a reason to fail a run."""
+"""What breaks and padding cost against whole graphs, and graphs against rivals; shown, never a reason to fail a run."""
 
 
 def judge_run(records: Sequence[Record]) -> tuple[Verdict, ...]:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bcgbench import measure
 from bcgbench.answers import CallTally
-from bcgbench.arms import Arm, Hook, Traced, Tracer
+from bcgbench.arms import Arm, Hook
+from bcgbench.binding import Traced
 from bcgbench.divergence_align import Aligned, Contrast, alignments, contrast, differs, limit, share
 from bcgbench.divergence_modules import Bisection, ModuleFinding
 from bcgbench.divergence_watch import Side
@@ -29,6 +30,7 @@ from bcgbench.engine.walk import Fault, backend_apart, first_fault, first_unfill
 from bcgbench.models import base
 from bcgbench.runners import RUNNERS, runner
 from bcgbench.tap import DenoiseTap
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 
 OnStage = Callable[[str], None]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bcgbench.arms import Arm, Hook, Traced
-from bcgbench.binding import Arguments
+from bcgbench.arms import Arm, Hook
+from bcgbench.binding import Arguments, Traced
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import Watch
 from bcgbench.engine.graph import SegmentedGraph

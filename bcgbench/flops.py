@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm
+from bcgbench.binding import Traced
 
 
 def count_flops(arm: Arm, calls: Iterable[Traced]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from bcgbench import measure
-from bcgbench.arms import Arm, Hook, Tracer
+from bcgbench.arms import Arm, Hook
 from bcgbench.binding import Arguments
 from bcgbench.engine import trees
 from bcgbench.errors import BcgbenchError, EnvironmentFault
@@ -16,6 +16,7 @@ from bcgbench.models import base
 from bcgbench.predict import Eager
 from bcgbench.runners import RUNNERS
 from bcgbench.stats import median
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case, Profile
 
 STEPS = 4

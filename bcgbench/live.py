@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from bcgbench import answers
 from bcgbench.accuracy import ErrorTally, References
 from bcgbench.answers import CallTally, Finals
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm
+from bcgbench.binding import Traced
 from bcgbench.compiled import CUDAGRAPH_MODES
 from bcgbench.errors import ProcessPoisoned
 from bcgbench.profile import profile_request

@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from bcgbench.arms import Arm, Counts, Traced
+from bcgbench.arms import Arm, Counts
+from bcgbench.binding import Traced
 from bcgbench.clock import Clock
 from bcgbench.measure import Measured, Turn, time_call
 from bcgbench.models.base import Session

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm
+from bcgbench.binding import Traced
 from bcgbench.engine import jit, trees
 from bcgbench.engine.audit import audit
 from bcgbench.engine.graph import SegmentedGraph

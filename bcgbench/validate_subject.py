@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bcgbench import answers, fidelity, measure
 from bcgbench.answers import Final
-from bcgbench.arms import Arm, Hook, Traced, Tracer
+from bcgbench.arms import Arm, Hook
+from bcgbench.binding import Traced
 from bcgbench.clock import Clock
 from bcgbench.engine import trees
 from bcgbench.engine.diagnose import bit_equal
@@ -25,6 +26,7 @@ from bcgbench.errors import UsageError
 from bcgbench.models import base
 from bcgbench.models.padding import OutsidePolicy
 from bcgbench.runners import RUNNERS, runner
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 
 RERUNS = 5

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.engine.signature import sign
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 
 
 class Double(nn.Module):

@@ -72,6 +72,16 @@ def test_a_run_of_eager_alone_pads_nothing(tmp_path: Path):
     assert not [event for event in progress if "eager-padded" in event.arm or "padding" in event.arm]
 
 
+def test_a_graph_for_every_exact_length_pads_nothing(tmp_path: Path):
+    """What buckets are held against: three lengths, the empty negative prompt's among them, and eager's own outputs."""
+    records, progress = run(tmp_path, "eager", "graph-exact", model="tiny/qwen-image")
+    exact = records["graph-exact"]
+    assert (exact.status, set(exact.engagement.captures)) == ("OK", {3})
+    assert exact.engagement.replays == exact.engagement.expected_forwards > 0
+    assert next(answer for answer in exact.fidelity if answer.question == "graph").exact
+    assert not [event for event in progress if "eager-padded" in event.arm]
+
+
 def test_a_graph_that_goes_wrong_late_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every measured image counts: a graph that was right in all requests and wrong in a round differs."""
     image = bench.CaseBench._image

@@ -13,7 +13,8 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from bcgbench import runners
-from bcgbench.arms import Arm, Traced
+from bcgbench.arms import Arm
+from bcgbench.binding import Traced
 from bcgbench.errors import CaptureError
 from bcgbench.runners import RUNNERS, Runner
 from bcgbench.types import Case

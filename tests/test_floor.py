@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.clock import HostClock
 from bcgbench.floor import floor_s, peak_flops
 from bcgbench.flops import count_flops
@@ -15,6 +15,7 @@ from bcgbench.measure import request
 from bcgbench.metrics import METRICS
 from bcgbench.models.base import load
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.verdict import compare, judge
 from tests.factories import case, environment, gpu, graph_record, record, sample
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.models import adapter, base
 from bcgbench.models.padding import OutsidePolicy, PadCache
 from bcgbench.models.weights import count_parameters, lay_out
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 from tests.factories import case
 from tests.models.test_capture_safety import Constants, Watch, empty

@@ -13,13 +13,14 @@ from diffusers import LTX2ImageToVideoPipeline
 from PIL import Image
 
 from bcgbench import models
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.engine.signature import difference
 from bcgbench.errors import UsageError
 from bcgbench.models import base
 from bcgbench.models.ltx2 import LTX2, LTX23, NEGATIVE_TOKENS
 from bcgbench.models.weights import lay_out
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 
 RELEASED = {"Lightricks/LTX-2": LTX2, "Lightricks/LTX-2.3": LTX23}

@@ -14,13 +14,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler, LTX2LatentUpsamplePipelin
 from diffusers.pipelines.ltx2 import utils as published
 
 from bcgbench import bench, measure, models
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.clock import HostClock
 from bcgbench.errors import BcgbenchError, UsageError
 from bcgbench.models import base
 from bcgbench.models.ltx2_two_stage import FIRST_SIGMAS, HUB_ID, LTX2_TWO_STAGE, SECOND_SIGMAS
 from bcgbench.models.weights import count_parameters, lay_out
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case, Record
 from tests.running import records_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bcgbench import measure, models
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.clock import HostClock
 from bcgbench.engine.signature import difference
 from bcgbench.errors import EnvironmentFault, UsageError
@@ -18,6 +18,7 @@ from bcgbench.models import base
 from bcgbench.models.minimax_h3 import TINY_MINIMAX_H3
 from bcgbench.models.weights import Builder
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 
 CPU = torch.device("cpu")

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from bcgbench import measure
-from bcgbench.arms import Arm, Tracer
+from bcgbench.arms import Arm
 from bcgbench.errors import UsageError
 from bcgbench.models import adapter, base
 from bcgbench.runners import RUNNERS
+from bcgbench.tracer import Tracer
 from bcgbench.types import Case
 from tests.factories import case
 
