@@ -160,7 +160,18 @@ def map_children(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def tensors(tree: Any) -> list[Tensor]:
     """The tensor leaves of `tree`, in order, repeats included."""
-    return [leaf for leaf in flatten(tree)[0] if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    """As `_flatten` without a spec: a capture asks this of every operation."""
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif type(tree) not in _PLAIN and (entries := _entries(tree)) is not None:
+        for value in entries[1]:
+            _collect(value, found)
 
 
 def clone(tree: Any) -> Any:
