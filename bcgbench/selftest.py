@@ -8,10 +8,15 @@ table of faults (`faults`), printing (`cli_selftest.py`).
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -78,14 +83,34 @@ def case_of(model: str, *, device: str = "cpu", **changes: Any) -> Case:
     return dataclasses.replace(base, **changes)
 
 
-def run_controls(*, device: str, folder: Path) -> Iterator[Outcome]:
-    """Cases of all tiny models without a fault, as each ends; on a CPU one of them judged as a GPU's too."""
+def _controls(*, device: str, folder: Path) -> Iterator[Callable[[], Outcome]]:
+    """Cases of all tiny models without a fault; on a CPU one of them judged as a GPU's too."""
     for model in (name for name in MODELS if name.startswith("tiny/")):
         for seed in SEEDS if model in OFTEN else SEEDS[:1]:
             case = case_of(model, device=device, seed=seed)
-            yield _timed(partial(run_control, case, folder=folder, as_gpu=device != "cpu"))
+            yield partial(run_control, case, folder=folder, as_gpu=device != "cpu")
     if device == "cpu":
-        yield _timed(partial(run_control, case_of(OFTEN[0]), folder=folder, as_gpu=True))
+        yield partial(run_control, case_of(OFTEN[0]), folder=folder, as_gpu=True)
+
+
+@contextmanager
+def controls(*, device: str, folder: Path) -> Iterator[Iterator[Outcome]]:
+    """The cases without a fault, as each ends; on a CPU a process of their own runs them from now on."""
+    runs = _controls(device=device, folder=folder)
+    if device != "cpu":
+        yield map(_timed, runs)
+        return
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=unheard)
+    try:
+        yield pool.map(_timed, runs)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def unheard() -> None:
+    """From now on: tracebacks of arms that are meant to fail, and warnings of tiny models, are no news."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
 
 
 def run_faults(faults: Mapping[str, Fault], *, device: str, folder: Path) -> Iterator[Outcome]:
