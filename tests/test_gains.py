@@ -60,6 +60,8 @@ def test_what_compiled_kernels_bring_is_not_laid_to_the_breaks():
     )  # fmt: skip
     assert not {"cost-of-breaks", "more-kernels"} & set(codes(compare(bcg, compiled)))
     assert "more-kernels" not in codes(compare(record(profile=profile(kernels=100.0)), compiled))
+    plain = record(runner="compile", profile=profile(kernels=3500.0), settings=compiled.settings)
+    assert "more-kernels" not in codes(compare(plain, compiled))
     fused = record(runner="eager-best", profile=profile(kernels=100.0))
     fused = make.replace(fused, settings=fused.settings | {"fused projections": "60 attentions"})
     assert "more-kernels" not in codes(compare(fused, bcg))
