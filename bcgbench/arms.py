@@ -56,7 +56,8 @@ class Hook:
         original = module.forward
         adapter, case = session.adapter, session.case
         options = DEFAULT.without(*runner.without)
-        policy = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
+        asked = BreakPolicy.parse(runner.breaks or case.break_policy) if runner.captured else None
+        policy = asked.unsearched if asked is not None and runner.compiled else asked
         if policy is not None and policy != BreakPolicy():
             policy = replace(policy, names=(*policy.names, *adapter.breaks), kernels=options.kernel_breaks)
         self.variant = variant_of(runner, module, original, policy=policy)
@@ -72,6 +73,9 @@ class Hook:
         self.share = session.share
         self.graphed = GraphedForward(forward, device=session.device, policy=policy, module=module, options=options,
                                       backend=backend)  # fmt: skip
+        if asked is not None and runner.compiled and asked != asked.unsearched:
+            kept = "attention" if asked.unsearched.attention else "named functions alone"
+            self.graphed.chosen = f"{kept}: compiled code is not searched for breaks"
         self._adapter = adapter
         self._padded = runner.padded
         self._buckets = adapter.default_buckets if case.buckets is None else case.buckets

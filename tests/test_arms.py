@@ -113,3 +113,14 @@ def test_denoisers_of_one_arm_share_a_memory_pool(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(first, "pool_bytes", lambda: 1_000)
     assert made.pool_bytes == 1_000
     assert arm(Double(), Double()).pool_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"), [("auto", "named functions alone"), ("best", "attention"), ("attention", None)]
+)
+def test_compiled_code_is_not_searched_for_breaks(policy: str, kept: str | None):
+    """Under a search torch compiles anew, so that another code would be captured; the record says what was done."""
+    (hook,) = arm(Double(), runner="bcg+compile", policy=policy).hooks.values()
+    assert (hook.graphed.chosen or "").startswith(kept or "")
+    assert (hook.graphed.chosen is None) == (kept is None)
+    assert not hook.graphed.auto

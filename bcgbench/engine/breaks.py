@@ -205,6 +205,12 @@ class BreakPolicy:
         fewest = replace(self, best=False, auto=True)
         return fewest, replace(fewest, attention=True)
 
+    @property
+    def unsearched(self) -> BreakPolicy:
+        """As compiled code takes it, which torch compiles anew under a search for breaks: `auto` finds none, `best` is
+        `attention`."""
+        return replace(self, attention=self.attention or self.best, auto=False, best=False)
+
     @contextlib.contextmanager
     def patched(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = as_break) -> Iterator[None]:
         """Turn the named functions into breaks until the block ends, however it ends; `wrap` makes a function one."""
