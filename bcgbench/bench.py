@@ -24,7 +24,7 @@ from bcgbench.binding import Traced
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, first_line
 from bcgbench.flops import count_flops
-from bcgbench.live import Live, Stopped, unfinished
+from bcgbench.live import Live, Stopped, ending_early
 from bcgbench.models import base, prior
 from bcgbench.records import assemble, sample_of
 from bcgbench.runners import RUNNERS, runner
@@ -44,12 +44,8 @@ def run_case(
     names = [runner(name).name for name in case.runners]
     emit(Progress(case=case.key, stage="load"))
     bench = CaseBench(base.load(case), environment.collect(case.device), emit=emit, should_stop=should_stop)
-    try:
-        with torch.no_grad():
-            bench.run(names)
-    except (Stopped, ProcessPoisoned) as error:
-        for live in bench.live.values():
-            live.result.failure = live.result.failure or unfinished(error)
+    with torch.no_grad(), ending_early(bench.live):
+        bench.run(names)
     saver = Saver(run_path, case, bench.session.adapter.facts.frame_rate)
     saved = prior.save(bench.session.prior, run_path, case=case)
     for live in bench.live.values():
@@ -83,7 +79,7 @@ class CaseBench:
 
     def run(self, names: list[str]) -> None:
         """All stages. Raises `Stopped`; `ProcessPoisoned` if CUDA is lost."""
-        self.live = {name: Live(Arm(RUNNERS[name], self.session)) for name in names}
+        self.live |= {name: Live(Arm(RUNNERS[name], self.session)) for name in names}
         self._trace()
         for live in self.live.values():
             self._attempt("prepare", live, self._prepare)

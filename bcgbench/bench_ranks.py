@@ -23,7 +23,7 @@ from bcgbench.bench import CaseBench, Emit
 from bcgbench.child import reason_of
 from bcgbench.errors import BcgbenchError, ProcessPoisoned, RankFailed
 from bcgbench.fidelity import digest
-from bcgbench.live import Live, Stopped, unfinished
+from bcgbench.live import Live, ending_early
 from bcgbench.merge import Part, merge
 from bcgbench.models import base, prior
 from bcgbench.parallel import parse_parallel
@@ -51,12 +51,8 @@ def run_case(
     machine = environment.collect(device)
     bench = RankBench(session, machine, emit=say, should_stop=should_stop, ranks=ranks, watchdog=watchdog, share=share)
     bench.check_alike()
-    try:
-        with torch.no_grad():
-            bench.run(names)
-    except (Stopped, ProcessPoisoned) as error:
-        for live in bench.live.values():
-            live.result.failure = live.result.failure or unfinished(error)
+    with torch.no_grad(), ending_early(bench.live):
+        bench.run(names)
     _conclude(bench, case, share, run_id=run_id, run_path=run_path, attempt=attempt, emit=say)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bcgbench import answers
@@ -22,11 +23,21 @@ class Stopped(Exception):
     """The user asked to stop; what was measured is kept."""
 
 
-def unfinished(error: Stopped | ProcessPoisoned) -> Reason:
+def _unfinished(error: Stopped | ProcessPoisoned) -> Reason:
     """Why an arm that did not fail itself has no complete record."""
     if isinstance(error, Stopped):
         return Reason(code="interrupted", text="stopped by the user; resume the run to measure the rest")
     return Reason(code="process-poisoned", text=f"another arm lost the device; resume the run. {error}")
+
+
+@contextlib.contextmanager
+def ending_early(arms: Mapping[str, Live]) -> Iterator[None]:
+    """A stop, or a device lost, ends the block and is the failure of every arm that has none of its own."""
+    try:
+        yield
+    except (Stopped, ProcessPoisoned) as error:
+        for live in arms.values():
+            live.result.failure = live.result.failure or _unfinished(error)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from bcgbench.models.padding import OutsidePolicy
 from bcgbench.runners import RUNNERS, runner
 from bcgbench.tracer import Tracer
 from bcgbench.types import Case
+from bcgbench.variant import replaced
 
 RERUNS = 5
 """Eager calls on the same inputs: enough to see a value come back, which tells two modes from noise."""
@@ -55,7 +56,7 @@ def opened(case: Case, *, golden: Path | None = None) -> Iterator[Trace]:
     trace = Trace(session, measure.clock_for(session.device), golden=golden)
     with contextlib.ExitStack() as stack:
         for module in session.denoisers.values():
-            stack.enter_context(_counted(module, trace))
+            stack.enter_context(replaced(module, _counting(module.forward, trace)))
         for prompt in range(len(case.prompts)):
             tracer = Tracer(Arm(RUNNERS["eager"], session))
             with tracer.recording():
@@ -64,12 +65,9 @@ def opened(case: Case, *, golden: Path | None = None) -> Iterator[Trace]:
         yield trace
 
 
-@contextlib.contextmanager
-def _counted(module: Any, trace: Trace) -> Iterator[None]:
-    """`module.forward` counted; hooks made inside the block call it."""
-    original, own = module.forward, vars(module).get("forward")
+def _counting(original: Callable[..., Any], trace: Trace) -> Callable[..., Any]:
+    """`original` counted; hooks made while it stands in for a module's forward call it."""
 
-    @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         trace.forwards += 1
         output = original(*args, **kwargs)
@@ -77,14 +75,7 @@ def _counted(module: Any, trace: Trace) -> Iterator[None]:
             trace.after_forward()
         return output
 
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+    return forward
 
 
 @dataclass(frozen=True, slots=True)
