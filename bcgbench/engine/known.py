@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import marshal
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,11 +18,10 @@ from bcgbench.engine import trees
 from bcgbench.engine.buffers import version
 from bcgbench.engine.signature import Call, leaf_key, sign
 
-Match = Callable[[Any, list[Any], int], bool]
-"""Whether a value has the key that another had; writes its leaves from an index on."""
 _EXACT = 2
 """Version of the marshal format that depends on types and values alone, not on who else refers to a part."""
-_WRITTEN = frozenset({int, float, bool, str, bytes, type(None)})
+_FIXED = frozenset({int, float, bool, str, type(None)})
+"""Python's own constants; bytes are not among them, as marshal writes a NumPy array like bytes."""
 
 
 class KnownCalls:
@@ -34,7 +33,7 @@ class KnownCalls:
     def __init__(self) -> None:
         self._known: list[_Known] = []
 
-    def sign(self, arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...]) -> Call:
+    def sign(self, arguments: dict[str, Any], *, ambient: tuple[Any, ...]) -> Call:
         """As `signature.sign`. The signature is the very object of the call before, if there was one like this."""
         for known in self._known:
             leaves = known.leaves(arguments, ambient)
@@ -51,132 +50,146 @@ class _Unknown(Exception):
     """Some container has no short way: only a walk can tell."""
 
 
+class _Container(NamedTuple):
+    """A container whose parts are looked at one by one, and what is asked of it before."""
+
+    at: int
+    kind: type
+    size: int
+    names: list[str] | None
+    """Keys of a dict."""
+
+
 class _Known:
-    """One signed call: how to tell whether another has its signature. Keeps no tensor alive."""
+    """One signed call: how to tell whether another has its signature. Keeps no tensor alive.
+
+    The parts of a call are its arguments, then what is in each container, container after container: in two calls
+    whose containers agree, the same part stands at the same place.
+    """
 
     def __init__(self, arguments: dict[str, Any], call: Call) -> None:
         self.signature = call.signature
         self._names = list(arguments)
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
-        self._tensors = [index for index, leaf in enumerate(call.leaves) if isinstance(leaf, Tensor)]
+        self._containers: list[_Container] = []
+        self._tensors: list[_Seen] = []
+        self._fixed: list[tuple[int, Any]] = []
+        """Places and values of constants that cannot change: the same object needs no other look."""
+        self._written: list[tuple[int, type, bytes]] = []
+        """The same for containers of constants, whose parts can."""
+        self._others: list[tuple[int, int, tuple[Any, ...]]] = []
+        """Any other leaf: its place, which leaf it is, and its key."""
+        parts = _with_leaf_numbers(arguments.values(), 0)
+        for at, (part, leaf) in enumerate(parts):  # which grow meanwhile
+            self._enter(at, part, leaf, parts)
         self._aliases = self._first_places(call.leaves)
-        self._ids = [id(call.leaves[index]) for index in self._tensors]
-        self._constants: list[tuple[int, Any]] = []
-        """Places and values of arguments that are Python's own constants; the same object needs no look at its key."""
-        self._varying: list[tuple[int, Match, int]] = []
-        at = 0
-        for place, value in enumerate(arguments.values()):
-            match, count = _match(value)
-            if type(value) in _WRITTEN:
-                self._constants.append((place, value))
-            else:
-                self._varying.append((place, match, at))
-            at += count
 
-    def leaves(self, arguments: dict[str, Any], ambient: tuple[tuple[str, Any], ...]) -> list[Any] | None:
+    def _enter(self, at: int, part: Any, leaf: int, parts: list[tuple[Any, int]]) -> None:
+        """How this part is told; what it contains goes to the end of `parts`. Raises `_Unknown`."""
+        kind = type(part)
+        if isinstance(part, Tensor):
+            self._tensors.append(_Seen(at, leaf, part))
+        elif kind in _FIXED or (kind is tuple and _FIXED.issuperset(map(type, part))):
+            self._fixed.append((at, part))
+        elif kind in {list, tuple, dict}:
+            leaves, _ = trees.flatten(part)
+            written = _written(part) if leaves and _FIXED.issuperset(map(type, leaves)) else None
+            if written is not None:  # a namedtuple would be None
+                self._written.append((at, kind, written))
+                return
+            names = list(part) if kind is dict else None
+            if any(type(name) is not str for name in names or ()):
+                raise _Unknown
+            self._containers.append(_Container(at, kind, len(part), names))
+            parts += _with_leaf_numbers(part if names is None else part.values(), leaf)
+        elif trees.is_leaf(part):
+            self._others.append((at, leaf, leaf_key(part)))
+        else:
+            raise _Unknown
+
+    def leaves(self, arguments: dict[str, Any], ambient: tuple[Any, ...]) -> list[Any] | None:
         """The leaves of a call of this signature; None for one of another."""
         if ambient != self.signature.ambient or list(arguments) != self._names:
             return None
-        values, leaves = list(arguments.values()), self._leaves.copy()
-        for place, value in self._constants:
-            if values[place] is not value and not _is_key_of(values[place], leaf_key(value)):
+        parts = list(arguments.values())
+        for at, kind, size, names in self._containers:
+            part = parts[at]
+            if type(part) is not kind or len(part) != size or (names is not None and list(part) != names):
                 return None
-        for place, match, at in self._varying:
-            if not match(values[place], leaves, at):
+            parts += part if names is None else part.values()
+        for at, known in self._fixed:
+            part = parts[at]
+            if part is not known and (type(part) is not type(known) or _written(part) != _written(known)):
                 return None
-        ids = [id(leaves[index]) for index in self._tensors]
-        if ids != self._ids:  # equal ones have equal aliases
-            if self._first_places(leaves) != self._aliases:
+        for at, kind, written in self._written:
+            if type(parts[at]) is not kind or _written(parts[at]) != written:
                 return None
-            self._ids = ids
-        return leaves
+        leaves = self._leaves.copy()
+        for at, leaf, key in self._others:
+            leaves[leaf] = other = parts[at]
+            if not trees.is_leaf(other) or isinstance(other, Tensor) or leaf_key(other) != key:
+                return None
+        return leaves if self._take_tensors(parts, leaves) else None
+
+    def _take_tensors(self, parts: list[Any], leaves: list[Any]) -> bool:
+        """Put the tensors among the leaves; False where they have other keys."""
+        changed: list[tuple[_Seen, Tensor]] = []
+        for seen in self._tensors:
+            leaves[seen.leaf] = tensor = parts[seen.at]
+            if seen.object() is tensor is not None and tensor._version == seen.version:
+                continue  # torch counts changes of shape and strides too
+            if not seen.is_like(tensor):
+                return False
+            changed.append((seen, tensor))
+        if changed and self._first_places(leaves) != self._aliases:
+            return False
+        for seen, tensor in changed:  # not before: all that is noted belongs to one call, whose aliases are known
+            seen.note(tensor)
+        return True
 
     def _first_places(self, leaves: list[Any]) -> list[int]:
         """For each tensor, where it is met first."""
         first: dict[int, int] = {}
-        return [first.setdefault(id(leaves[index]), index) for index in self._tensors]
+        return [first.setdefault(id(leaves[seen.leaf]), seen.leaf) for seen in self._tensors]
 
 
-def _match(value: Any) -> tuple[Match, int]:
-    """How to tell a value like this, and how many leaves it has."""
-    if isinstance(value, Tensor):
-        return _like_tensor(value), 1
-    if type(value) in {list, tuple, dict}:
-        leaves, _ = trees.flatten(value)
-        if leaves and all(type(leaf) in _WRITTEN for leaf in leaves):
-            with contextlib.suppress(ValueError):  # a namedtuple is among the containers
-                return _like_written(value), len(leaves)
-        return _like_container(value), len(leaves)
-    if not trees.is_leaf(value):
-        raise _Unknown
-    return _like_constant(value), 1
+class _Seen:
+    """What a tensor was at one place of a call, and which tensor that was last."""
+
+    __slots__ = ("at", "device", "dtype", "kind", "leaf", "object", "shape", "stride", "version")
+
+    def __init__(self, at: int, leaf: int, tensor: Tensor) -> None:
+        self.at, self.leaf, self.kind = at, leaf, type(tensor)
+        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        self.note(tensor)
+
+    def note(self, tensor: Tensor) -> None:
+        """This tensor, as it is now, has been looked at; one without a counter will be every time."""
+        self.version = version(tensor)
+        self.object: Callable[[], Tensor | None] = _nothing if self.version is None else weakref.ref(tensor)
+
+    def is_like(self, other: Any) -> bool:
+        """Whether a value has the same key, aliases aside."""
+        return (type(other) is self.kind and other.shape == self.shape and other.stride() == self.stride
+                and other.dtype is self.dtype and other.device == self.device)  # fmt: skip
 
 
-def _like_tensor(value: Tensor) -> Match:
-    kind, shape, stride = type(value), value.shape, value.stride()
-    dtype, device = value.dtype, value.device
-    seen, count = weakref.ref(value), version(value)
-
-    def match(other: Any, leaves: list[Any], at: int) -> bool:
-        nonlocal seen, count
-        if type(other) is not kind:
-            return False
-        leaves[at] = other
-        if count is not None and seen() is other and other._version == count:
-            return True  # torch counts changes of shape and strides too
-        if other.shape != shape or other.stride() != stride or other.dtype is not dtype or other.device != device:
-            return False
-        seen, count = weakref.ref(other), version(other)
-        return True
-
-    return match
+def _nothing() -> None:
+    """As a reference to a tensor that is gone."""
 
 
-def _like_written(value: Any) -> Match:
-    """A container of Python's own constants: equal types and values are equal bytes."""
-    kind, written = type(value), marshal.dumps(value, _EXACT)
-
-    def match(other: Any, _leaves: list[Any], _at: int) -> bool:
-        try:
-            return type(other) is kind and marshal.dumps(other, _EXACT) == written
-        except ValueError:  # something else is in it, or itself
-            return False
-
-    return match
+def _with_leaf_numbers(parts: Iterable[Any], leaf: int) -> list[tuple[Any, int]]:
+    """Each part with the number of its first leaf; they begin with `leaf`."""
+    numbered = []
+    for part in parts:
+        numbered.append((part, leaf))
+        leaf += len(trees.flatten(part)[0])
+    return numbered
 
 
-def _like_container(value: Any) -> Match:
-    kind, size = type(value), len(value)
-    names = list(value) if kind is dict else []
-    if any(type(name) is not str for name in names):
-        raise _Unknown
-    parts: list[tuple[Match, int]] = []
-    offset = 0
-    for part in value.values() if kind is dict else value:
-        match_part, count = _match(part)
-        parts.append((match_part, offset))
-        offset += count
-
-    def match(other: Any, leaves: list[Any], at: int) -> bool:
-        if type(other) is not kind or len(other) != size or (names and list(other) != names):
-            return False
-        for (match_part, offset), part in zip(parts, other.values() if kind is dict else other, strict=True):
-            if not match_part(part, leaves, at + offset):
-                return False
-        return True
-
-    return match
-
-
-def _like_constant(value: Any) -> Match:
-    key, fixed = leaf_key(value), type(value) in _WRITTEN
-
-    def match(other: Any, leaves: list[Any], at: int) -> bool:
-        leaves[at] = other
-        return (fixed and other is value) or _is_key_of(other, key)
-
-    return match
-
-
-def _is_key_of(value: Any, key: tuple[Any, ...]) -> bool:
-    return trees.is_leaf(value) and not isinstance(value, Tensor) and leaf_key(value) == key
+def _written(value: Any) -> bytes | None:
+    """A constant, or a container of such, as bytes: equal ones have equal types and values. None for anything else."""
+    try:
+        return marshal.dumps(value, _EXACT)
+    except ValueError:
+        return None

@@ -8,7 +8,6 @@ and are kept alive, so that their address cannot be reused. Ambient state that c
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ class Signature:
 
     leaves: tuple[Any, ...]
     spec: trees.Spec
-    ambient: tuple[tuple[str, Any], ...] = ()
+    ambient: tuple[Any, ...] = ()
     held: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
@@ -42,7 +41,8 @@ class Signature:
     def fields(self) -> dict[str, Any]:
         """Key of every leaf, container and ambient setting, by path: equal signatures have equal fields."""
         leaves = dict(_leaf_fields(self.spec, self.leaves, ""))
-        return _containers(self.spec, "") | leaves | {f"({name})": (str, value) for name, value in self.ambient}
+        ambient = {f"({name})": (str, value) for name, value in zip(AMBIENT, self.ambient, strict=False)}
+        return _containers(self.spec, "") | leaves | ambient
 
     def __str__(self) -> str:
         tensors = [f"{path} {_readable(leaf)}" for path, leaf in zip(trees.paths(self.spec), self.leaves, strict=True)
@@ -128,7 +128,7 @@ def _over_budget(arguments: dict[str, Any]) -> SignatureError:
     )
 
 
-def sign(arguments: dict[str, Any], *, ambient: tuple[tuple[str, Any], ...] = ()) -> Call:
+def sign(arguments: dict[str, Any], *, ambient: tuple[Any, ...] = ()) -> Call:
     """Flatten the bound arguments of a call and compute its signature.
 
     Raises `SignatureError` if the call has more than `LEAF_LIMIT` leaves, a container that holds itself, or a large
@@ -196,13 +196,18 @@ def _adapters(module: nn.Module | None) -> Any:
     return tuple(module.active_adapters())  # type: ignore[operator]
 
 
-def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, Any], ...]:
-    """State outside the arguments that changes what a forward computes. Equal states are one object."""
+AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
+           "float32 matmul precision", "deterministic", "cudnn tf32", "switches", "sdpa")  # fmt: skip
+"""What `ambient` reads, in its order."""
+
+
+def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
+    """State outside the arguments that changes what a forward computes, in the order of `AMBIENT`."""
     kind, state = device.type, torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
-    return _named(
-        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind), state.is_grad_enabled(),
-        state.is_inference_mode_enabled(), module is not None and module.training,
+    return (
+        state._is_any_autocast_enabled() and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        state.is_grad_enabled(), state.is_inference_mode_enabled(), module is not None and module.training,
         dispatch and dispatch._AttentionBackendRegistry._active_backend, _adapters(module), state.get_default_dtype(),
         state._get_float32_matmul_precision(), state._get_deterministic_algorithms(), _tf32(),
         (state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
@@ -211,14 +216,3 @@ def ambient(module: nn.Module | None, device: torch.device) -> tuple[tuple[str, 
         (state._get_flash_sdp_enabled(), state._get_mem_efficient_sdp_enabled(), state._get_math_sdp_enabled(),
          state._get_cudnn_sdp_enabled()),
     )  # fmt: skip
-
-
-_AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
-            "float32 matmul precision", "deterministic", "cudnn tf32", "switches", "sdpa")  # fmt: skip
-
-
-@functools.lru_cache(maxsize=64)
-def _named(*state: Any) -> tuple[tuple[str, Any], ...]:
-    autocast, grad, inference, training, attention, *rest = state
-    texts = str(autocast) if autocast else False, str(attention) if attention else None
-    return tuple(zip(_AMBIENT, (texts[0], grad, inference, training, texts[1], *rest), strict=True))

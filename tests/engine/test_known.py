@@ -18,7 +18,7 @@ from bcgbench.engine.known import KnownCalls
 from bcgbench.engine.signature import Call, sign
 from bcgbench.errors import SignatureError
 
-AMBIENT = (("grad mode", False),)
+AMBIENT = (False, True)
 Pair = namedtuple("Pair", "a b")
 
 
