@@ -54,7 +54,7 @@ class _Container(NamedTuple):
     """A container whose parts are looked at one by one, and what is asked of it before."""
 
     at: int
-    kind: type
+    kind: Any
     size: int
     names: list[str] | None
     """Keys of a dict."""
