@@ -78,6 +78,9 @@ class Bench:
     def __init__(self, device: torch.device, *, repeats: int) -> None:
         self.device = device
         self._repeats = repeats
+        self._empty_us = 0.0
+        self._empty_us = self.host_us(lambda: None)
+        """What reading the clock around a call takes."""
 
     def settle(self) -> None:
         """Wait until the device has nothing to do."""
@@ -85,14 +88,14 @@ class Bench:
             torch.cuda.synchronize()
 
     def host_us(self, call: Callable[[], Any]) -> float:
-        """Least host time of one call, the device idle before it."""
+        """Least host time of one call, less that of a call of nothing, the device idle before it."""
         times = []
         for _ in range(self._repeats):
             self.settle()
             start = time.perf_counter_ns()
             call()
             times.append((time.perf_counter_ns() - start) / 1e3)
-        return min(times)
+        return min(times) - self._empty_us
 
     def device_us(self, call: Callable[[], Any], *, calls: int = 10) -> float:
         """Time of one call on the GPU, the host ahead of it."""

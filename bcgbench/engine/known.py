@@ -121,29 +121,38 @@ class _Known:
             part = parts[at]
             if part is not known and (type(part) is not type(known) or _written(part) != _written(known)):
                 return None
-        for at, kind, written in self._written:
-            if type(parts[at]) is not kind or _written(parts[at]) != written:
-                return None
         leaves = self._leaves.copy()
-        for at, leaf, key in self._others:
-            leaves[leaf] = other = parts[at]
-            if not trees.is_leaf(other) or isinstance(other, Tensor) or leaf_key(other) != key:
-                return None
-        return leaves if self._take_tensors(parts, leaves) else None
-
-    def _take_tensors(self, parts: list[Any], leaves: list[Any]) -> bool:
-        """Put the tensors among the leaves; False where they have other keys."""
+        if (self._written or self._others) and not self._like_others(parts, leaves):
+            return None
         changed: list[tuple[_Seen, Tensor]] = []
         for seen in self._tensors:
             leaves[seen.leaf] = tensor = parts[seen.at]
             if seen.object() is tensor is not None and tensor._version == seen.version:
                 continue  # torch counts changes of shape and strides too
             if not seen.is_like(tensor):
-                return False
+                return None
             changed.append((seen, tensor))
-        if changed and self._first_places(leaves) != self._aliases:
+        return leaves if not changed or self._note(changed, leaves) else None
+
+    def _like_others(self, parts: list[Any], leaves: list[Any]) -> bool:
+        """Whether what is no tensor and may have changed counts as before; it goes to the leaves."""
+        for at, kind, written in self._written:
+            if type(parts[at]) is not kind or _written(parts[at]) != written:
+                return False
+        for at, leaf, key in self._others:
+            leaves[leaf] = other = parts[at]
+            if not trees.is_leaf(other) or isinstance(other, Tensor) or leaf_key(other) != key:
+                return False
+        return True
+
+    def _note(self, changed: list[tuple[_Seen, Tensor]], leaves: list[Any]) -> bool:
+        """Take these tensors for those of the last call; False where one of them stands at other places.
+
+        Only when all were looked at: what is noted belongs to one call.
+        """
+        if self._first_places(leaves) != self._aliases:
             return False
-        for seen, tensor in changed:  # not before: all that is noted belongs to one call, whose aliases are known
+        for seen, tensor in changed:
             seen.note(tensor)
         return True
 
