@@ -57,7 +57,7 @@ class GraphedForward:
         self.growth_bytes: list[int] = []
         self.chosen: str | None = None
         """Which form of graph the policy `best` took at the first capture, and why."""
-        self._known = KnownCalls() if options.known_calls else None
+        self._sign = KnownCalls().sign if options.known_calls else sign
         self._weights: WeightPlaces | None = None
         """Where parameters and buffers lay at the last capture."""
         self.backend: Backend | None = None if policy is None else backend or backend_for(device, options)
@@ -73,7 +73,7 @@ class GraphedForward:
 
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return (self._known.sign if self._known else sign)(arguments, ambient=ambient(self._module, self.device))
+        return self._sign(arguments, ambient=ambient(self._module, self.device))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""

@@ -72,7 +72,8 @@ class _Known:
         self._names = list(arguments)
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
         self._containers: list[_Container] = []
-        self._tensors: list[_Seen] = []
+        self._tensors: list[tuple[int, int, _Seen]] = []
+        """Places of tensors, and which leaves they are."""
         self._fixed: list[tuple[int, Any]] = []
         """Places and values of constants that cannot change: the same object needs no other look."""
         self._written: list[tuple[int, type, bytes]] = []
@@ -88,7 +89,7 @@ class _Known:
         """How this part is told; what it contains goes to the end of `parts`. Raises `_Unknown`."""
         kind = type(part)
         if isinstance(part, Tensor):
-            self._tensors.append(_Seen(at, leaf, part))
+            self._tensors.append((at, leaf, _Seen(part)))
         elif kind in _FIXED or (kind is tuple and _FIXED.issuperset(map(type, part))):
             self._fixed.append((at, part))
         elif kind in {list, tuple, dict}:
@@ -125,8 +126,8 @@ class _Known:
         if (self._written or self._others) and not self._like_others(parts, leaves):
             return None
         changed: list[tuple[_Seen, Tensor]] = []
-        for seen in self._tensors:
-            leaves[seen.leaf] = tensor = parts[seen.at]
+        for at, leaf, seen in self._tensors:
+            leaves[leaf] = tensor = parts[at]
             if seen.object() is tensor is not None and tensor._version == seen.version:
                 continue  # torch counts changes of shape and strides too
             if not seen.is_like(tensor):
@@ -159,17 +160,17 @@ class _Known:
     def _first_places(self, leaves: list[Any]) -> list[int]:
         """For each tensor, where it is met first."""
         first: dict[int, int] = {}
-        return [first.setdefault(id(leaves[seen.leaf]), seen.leaf) for seen in self._tensors]
+        return [first.setdefault(id(leaves[leaf]), leaf) for _, leaf, _ in self._tensors]
 
 
 class _Seen:
     """What a tensor was at one place of a call, and which tensor that was last."""
 
-    __slots__ = ("at", "device", "dtype", "kind", "leaf", "object", "shape", "stride", "version")
+    __slots__ = ("device", "dtype", "kind", "object", "shape", "stride", "version")
 
-    def __init__(self, at: int, leaf: int, tensor: Tensor) -> None:
-        self.at, self.leaf, self.kind = at, leaf, type(tensor)
-        self.shape, self.stride, self.dtype, self.device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    def __init__(self, tensor: Tensor) -> None:
+        self.kind, self.shape, self.stride = type(tensor), tensor.shape, tensor.stride()
+        self.dtype, self.device = tensor.dtype, tensor.device
         self.note(tensor)
 
     def note(self, tensor: Tensor) -> None:

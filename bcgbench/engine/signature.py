@@ -184,27 +184,26 @@ def _difference_line(path: str, held: Any, asked: Any) -> str:
 
 
 AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
-           "float32 matmul precision", "deterministic", "cudnn tf32", "cudnn benchmark", "cudnn deterministic",
-           "bfloat16 reductions", "float16 reductions", "flash attention", "memory-efficient attention",
-           "math attention", "cudnn attention")  # fmt: skip
+           "float32 precision of matmul", "float32 precision of conv", "deterministic", "cudnn benchmark",
+           "cudnn deterministic", "bfloat16 reductions", "float16 reductions", "flash attention",
+           "memory-efficient attention", "math attention", "cudnn attention")  # fmt: skip
 """What `ambient` reads, in its order."""
 
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
     """State outside the arguments that changes what a forward computes, in the order of `AMBIENT`."""
-    kind, state = device.type, torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
+    state = torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
+    # older getters of a precision raise once it was set through torch.backends.*.fp32_precision (torch 2.9)
+    precision, backend = state._get_fp32_precision_getter, "cuda" if device.type == "cuda" else "mkldnn"
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
-    try:
-        convolutions = state._get_cudnn_allow_tf32()
-    except RuntimeError:  # the older of torch's two switches raises once the newer was used (torch 2.9)
-        convolutions = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
     return (
-        state._is_any_autocast_enabled() and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        state._is_any_autocast_enabled() and torch.is_autocast_enabled(device.type) and
+        torch.get_autocast_dtype(device.type),
         state.is_grad_enabled(), state.is_inference_mode_enabled(), module is not None and module.training,
         dispatch and dispatch._AttentionBackendRegistry._active_backend,
         tuple(module.active_adapters()) if adapted else None, state.get_default_dtype(),  # type: ignore[operator, union-attr]
-        state._get_float32_matmul_precision(), state._get_deterministic_algorithms(), convolutions,
+        precision(backend, "matmul"), precision(backend, "conv"), state._get_deterministic_algorithms(),
         state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
         state._get_cublas_allow_bf16_reduced_precision_reduction(),
         state._get_cublas_allow_fp16_reduced_precision_reduction(), state._get_flash_sdp_enabled(),
