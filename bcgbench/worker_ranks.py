@@ -57,8 +57,8 @@ class RankProcess(Process):
     def _signal(self, number: signal.Signals) -> None:
         """To every rank: torchrun itself would give them 30 s to stop, and has no stacks to show."""
         ranks = self._ranks()
-        if not ranks:  # it is starting still, and would start them without the signal
-            super()._signal(number)
+        if not ranks:  # torchrun starts still; importing, Python may swallow an interrupt, and the ranks would be started
+            super()._signal(signal.SIGTERM if number == signal.SIGINT else number)
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
