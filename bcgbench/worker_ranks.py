@@ -57,7 +57,7 @@ class RankProcess(Process):
     def _signal(self, number: signal.Signals) -> None:
         """To every rank: torchrun itself would give them 30 s to stop, and has no stacks to show."""
         ranks = self._ranks()
-        if not ranks:  # torchrun starts still; importing, Python may swallow an interrupt, and the ranks would be started
+        if not ranks:  # torchrun starts still: in an import Python may swallow an interrupt, and they would be started
             super()._signal(signal.SIGTERM if number == signal.SIGINT else number)
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):

@@ -184,26 +184,34 @@ def _difference_line(path: str, held: Any, asked: Any) -> str:
 
 
 AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
-           "float32 precision of matmul", "float32 precision of conv", "deterministic", "cudnn benchmark",
-           "cudnn deterministic", "bfloat16 reductions", "float16 reductions", "flash attention",
-           "memory-efficient attention", "math attention", "cudnn attention")  # fmt: skip
+           "float32 precision", "deterministic", "cudnn benchmark", "cudnn deterministic", "bfloat16 reductions",
+           "float16 reductions", "flash attention", "memory-efficient attention", "math attention",
+           "cudnn attention")  # fmt: skip
 """What `ambient` reads, in its order."""
+
+
+def _precision(device: torch.device) -> tuple[str, str]:
+    """How float32 is rounded in matrix products and convolutions, however it was set (torch 2.9)."""
+    backend, precision = "cuda" if device.type == "cuda" else "mkldnn", torch._C._get_fp32_precision_getter
+    return precision(backend, "matmul"), precision(backend, "conv")
 
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
     """State outside the arguments that changes what a forward computes, in the order of `AMBIENT`."""
     state = torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
-    # older getters of a precision raise once it was set through torch.backends.*.fp32_precision (torch 2.9)
-    precision, backend = state._get_fp32_precision_getter, "cuda" if device.type == "cuda" else "mkldnn"
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
+    try:  # the older switches answer in a quarter of the time, and raise where the newer one disagrees
+        tf32 = (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if device.type == "cuda" else None
+    except RuntimeError:
+        tf32 = None
     return (
         state._is_any_autocast_enabled() and torch.is_autocast_enabled(device.type) and
         torch.get_autocast_dtype(device.type),
         state.is_grad_enabled(), state.is_inference_mode_enabled(), module is not None and module.training,
         dispatch and dispatch._AttentionBackendRegistry._active_backend,
         tuple(module.active_adapters()) if adapted else None, state.get_default_dtype(),  # type: ignore[operator, union-attr]
-        precision(backend, "matmul"), precision(backend, "conv"), state._get_deterministic_algorithms(),
+        tf32 or _precision(device), state._get_deterministic_algorithms(),
         state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
         state._get_cublas_allow_bf16_reduced_precision_reduction(),
         state._get_cublas_allow_fp16_reduced_precision_reduction(), state._get_flash_sdp_enabled(),

@@ -526,15 +526,22 @@ class TestAmbient:
         finally:
             setattr(holder, switch, value)
 
-    @pytest.mark.parametrize("holder", [torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv])
-    def test_precision_set_the_newer_way(self, holder: Any) -> None:
-        """torch's older getters raise then, and know nothing of a precision set for all at once (torch 2.9)."""
-        before, value = ambient(None, CPU), holder.fp32_precision
-        holder.fp32_precision = "bf16"
+    @pytest.mark.parametrize(
+        ("holder", "value", "device"),
+        [
+            (torch.backends.mkldnn.matmul, "bf16", CPU), (torch.backends.mkldnn.conv, "bf16", CPU),
+            (torch.backends.cuda.matmul, "tf32", GPU), (torch.backends.cudnn.conv, "ieee", GPU),
+        ],
+    )  # fmt: skip
+    def test_precision_set_the_newer_way(self, holder: Any, value: str, device: torch.device) -> None:
+        """torch's older switches raise then (torch 2.9)."""
+        before, kept = ambient(None, device), holder.fp32_precision
+        holder.fp32_precision = value
         try:
-            assert ambient(None, CPU) != before
+            assert ambient(None, device) != before
         finally:
-            holder.fp32_precision = value
+            holder.fp32_precision = kept
+        assert ambient(None, device) == before
 
     def test_autocast_dtypes_differ(self) -> None:
         """bfloat16 and float16 autocast compute different numbers."""
