@@ -6,6 +6,7 @@ figure is worth. An arm that fails is a record with its reason, and the others g
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -87,8 +88,9 @@ class CaseBench:
         self._measure()
         self._check()
         if self._case.profile and self.session.device.type == "cuda":
-            for live in self.live.values():
-                self._attempt("profile", live, self._profile)
+            with contextlib.suppress(Stopped):  # all else is measured and checked: records hold without a profile
+                for live in self.live.values():
+                    self._attempt("profile", live, self._profile)
 
     # --- stages ---------------------------------------------------------------------------------------------------
 

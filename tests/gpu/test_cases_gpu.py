@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bcgbench import models, store, worker
-from bcgbench.types import Case
+from bcgbench import bench, models, store, worker
+from bcgbench.types import Case, Progress, Record
 from tests import factories as make
 from tests.running import records_of
 
@@ -36,6 +36,20 @@ def test_graphs_replay_bit_exactly(model: str, dtype: str, tmp_path: Path):
         assert record.profile.launches["graph"] > 0
     assert records["eager"].fidelity[0].exact
     assert records["eager"].profile.launches["graph"] == 0
+
+
+def test_a_stop_while_profiling_keeps_the_records(tmp_path: Path):
+    """By then all is measured and checked; a stop before has cost a run its eight arms."""
+    events: list[object] = []
+
+    def profiling() -> bool:
+        return any(isinstance(event, Progress) and event.stage == "profile" for event in events)
+
+    bench.run_case(tiny_case("tiny/z-image-turbo", runners=("eager", "bcg")), run_id="r", run_path=tmp_path, attempt=1,
+                   emit=events.append, should_stop=profiling)  # fmt: skip
+    records = [event for event in events if isinstance(event, Record)]
+    assert [record.status for record in records] == ["OK", "OK"]
+    assert [record.profile is None for record in records] == [False, True]
 
 
 def out_of_memory(case: Case, **_: object) -> None:
