@@ -186,7 +186,8 @@ def test_only_what_is_counted_is_read():
         with torch.profiler.record_function(DENOISE_SPAN):
             torch.ones(8) + 1
     (event,) = read_events(profiler)
-    assert (event.name, event.on_gpu, event.kind) == (DENOISE_SPAN, False, "user_annotation")
+    assert (event.name, event.on_gpu) == (DENOISE_SPAN, False)
+    assert event.kind in {"user_annotation", ""}  # torch 2.11 does not tell
     assert event.duration_ns > 0
 
 
