@@ -108,8 +108,10 @@ def toggles(subject: Subject) -> Answer:
                 unlike = f"replayed, and raised {type(error).__name__}: {error}"
         stale = " (a stale replay)" if graphed.replays > replays else ""
         problems += [f"{name}: {unlike}{stale}"] if unlike else []
-        if unlike := subject.unlike(base, graphed(shape.arguments)):
-            problems.append(f"{name}, turned back: {unlike}")
+        replays = graphed.replays
+        unlike = subject.unlike(base, graphed(shape.arguments))
+        if unlike or graphed.replays == replays:
+            problems.append(f"{name}, turned back: {unlike or 'its graph is not found any more'}")
     problems += _collisions(subject, arm)
     fine = f"{len(TOGGLES) - len(refused)} switches: each call misses or follows; no dtypes or constants collide"
     return ruled(problems, fine=fine, details=refused)

@@ -61,7 +61,7 @@ class _Container(NamedTuple):
 
 
 class _Known:
-    """One signed call: how to tell whether another has its signature. Keeps no tensor alive.
+    """One signed call: how to tell whether another has its signature. Keeps alive what its signature does, no tensor.
 
     The parts of a call are its arguments, then what is in each container, container after container: in two calls
     whose containers agree, the same part stands at the same place.
@@ -70,7 +70,8 @@ class _Known:
     def __init__(self, arguments: dict[str, Any], call: Call) -> None:
         self.signature = call.signature
         self._names = list(arguments)
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        self._leaves = [leaf if type(leaf) in _FIXED else None for leaf in call.leaves]
+        """Those that are constants; the others are the call's own."""
         self._containers: list[_Container] = []
         self._tensors: list[tuple[int, int, _Seen]] = []
         """Places of tensors, and which leaves they are."""
@@ -93,8 +94,7 @@ class _Known:
         elif kind in _FIXED or (kind is tuple and _FIXED.issuperset(map(type, part))):
             self._fixed.append((at, part))
         elif kind in {list, tuple, dict}:
-            leaves, _ = trees.flatten(part)
-            written = _written(part) if leaves and _FIXED.issuperset(map(type, leaves)) else None
+            written = _written(part) if _is_fixed(*trees.flatten(part)) else None
             if written is not None:  # a namedtuple would be None
                 self._written.append((at, kind, written))
                 return
@@ -115,7 +115,7 @@ class _Known:
         parts = list(arguments.values())
         for at, kind, size, names in self._containers:
             part = parts[at]
-            if type(part) is not kind or len(part) != size or (names is not None and list(part) != names):
+            if type(part) is not kind or len(part) != size or (names is not None and not _has_names(part, names)):
                 return None
             parts += part if names is None else part.values()
         for at, known in self._fixed:
@@ -129,7 +129,7 @@ class _Known:
         for at, leaf, seen in self._tensors:
             leaves[leaf] = tensor = parts[at]
             if seen.object() is tensor is not None and tensor._version == seen.version:
-                continue  # torch counts changes of shape and strides too
+                continue  # torch counts changes of shape and strides too, unless made through `.data`
             if not seen.is_like(tensor):
                 return None
             changed.append((seen, tensor))
@@ -195,6 +195,20 @@ def _with_leaf_numbers(parts: Iterable[Any], leaf: int) -> list[tuple[Any, int]]
         numbered.append((part, leaf))
         leaf += len(trees.flatten(part)[0])
     return numbered
+
+
+def _is_fixed(leaves: list[Any], spec: trees.Spec) -> bool:
+    """Whether a container holds Python's own constants alone, as keys too."""
+    return bool(leaves) and _FIXED.issuperset(map(type, leaves)) and _has_fixed_keys(spec)
+
+
+def _has_fixed_keys(spec: trees.Spec) -> bool:
+    return _FIXED.issuperset(spec.key_types) and all(map(_has_fixed_keys, spec.children))
+
+
+def _has_names(part: dict[Any, Any], names: list[str]) -> bool:
+    """Whether a dict has these keys in this order; a subclass of str is another key."""
+    return list(part) == names and all(type(name) is str for name in part)
 
 
 def _written(value: Any) -> bytes | None:

@@ -41,7 +41,7 @@ class Signature:
     def fields(self) -> dict[str, Any]:
         """Key of every leaf, container and ambient setting, by path: equal signatures have equal fields."""
         leaves = dict(_leaf_fields(self.spec, self.leaves, ""))
-        ambient = {f"({name})": (str, value) for name, value in zip(AMBIENT, self.ambient, strict=False)}
+        ambient = {f"({name})": (AMBIENT, value) for name, value in zip(AMBIENT, self.ambient, strict=False)}
         return _containers(self.spec, "") | leaves | ambient
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ def _readable(key: Any, *, full: bool = False) -> str:
         return str(value) if math.isfinite(value) else key[1]
     if key[0] is object or key[0] is Plain:
         return f"<{key[1].__name__} object>"
-    if key[0] is str and not isinstance(key[1], str):
+    if key[0] is AMBIENT:
         return str(key[1])
     return f"{key[1]!r}" if len(key) == 2 else f"{key[0].__name__}{key[1:]}"  # noqa: PLR2004 - (type, value)
 
@@ -190,10 +190,15 @@ AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention bac
 """What `ambient` reads, in its order."""
 
 
-def _precision(device: torch.device) -> tuple[str, str]:
-    """How float32 is rounded in matrix products and convolutions, however it was set (torch 2.9)."""
+def _precision(device: torch.device) -> str:
+    """How float32 is rounded in matrix products and convolutions, however that was set."""
     backend, precision = "cuda" if device.type == "cuda" else "mkldnn", torch._C._get_fp32_precision_getter
-    return precision(backend, "matmul"), precision(backend, "conv")
+    # "none" is what a precision is until it is set and, computing alike, "ieee" once it was set back
+    return ", ".join(f"{name} {precision(backend, name).replace('none', 'ieee')}" for name in ("matmul", "conv"))
+
+
+_TF32 = {(on, conv): f"matmul {'tf32' if on else 'ieee'}, conv {'tf32' if conv else 'ieee'}"
+         for on in (False, True) for conv in (False, True)}  # fmt: skip
 
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
@@ -201,8 +206,9 @@ def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
     state = torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
-    try:  # the older switches answer in a quarter of the time, and raise where the newer one disagrees
-        tf32 = (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if device.type == "cuda" else None
+    try:  # the older switches answer in a quarter of the time, and raise where the newer ones disagree (torch 2.9)
+        cuda = device.type == "cuda"
+        tf32 = _TF32[state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()] if cuda else None
     except RuntimeError:
         tf32 = None
     return (

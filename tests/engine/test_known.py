@@ -22,6 +22,12 @@ AMBIENT = (False, True)
 Pair = namedtuple("Pair", "a b")
 
 
+class Text(str):
+    """A key that equals a string."""
+
+    __slots__ = ()
+
+
 class Cache:
     """Of a kind that GLM-Image makes anew for each request."""
 
@@ -61,7 +67,8 @@ def check(known: KnownCalls, asked: dict[str, Any]) -> Call:
         {"shapes": [torch.ones(1)]}, {"shapes": []}, {"scale": 1}, {"scale": True}, {"scale": -1.5},
         {"scale": float("nan")}, {"scale": [1.5]}, {"mask": False}, {"mask": object()}, {"mask": {}}, {"mask": "a"},
         {"mask": Cache()}, {"mask": SimpleNamespace(a=1)}, {"mask": np.ones(2)}, {"mask": Pair(None, torch.ones(1))},
-        {"mask": slice(1)},
+        {"mask": slice(1)}, {"mask": {Text("a"): torch.ones(1)}}, {"mask": {np.int64(1): 1}}, {"mask": {b"a": 1}},
+        {"mask": {memoryview(b"a"): 1}}, {"mask": {np.uint64(1): 1}},
         {"mask": {"a": torch.ones(1)}}, {"mask": {"a": 1}}, {"mask": {1: 1}}, {"mask": torch.float16},
         {"rotary": (torch.ones(2), [torch.ones(3), 1])}, {"rotary": (torch.ones(2), (torch.ones(3), True))},
         {"rotary": (torch.ones(2),)}, {"more": 1},
@@ -147,6 +154,31 @@ def test_no_tensor_is_kept_alive():
     del call
     gc.collect()
     assert gone() is None
+
+
+def test_no_object_is_kept_alive_that_counts_by_value():
+    """GLM-Image's cache is empty when it is signed, and holds the prompt's keys later."""
+    known, call = KnownCalls(), arguments(mask=Cache())
+    known.sign(call, ambient=AMBIENT)
+    gone = weakref.ref(call["mask"])
+    del call
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"a": torch.ones(1)}, {Text("a"): torch.ones(1)}), ({np.int64(1): 1}, {np.uint64(1): 1}),
+        ({b"a": 1}, {memoryview(b"a"): 1}), ([{b"\0": 1}], [{np.bool_(False): 1}]),
+    ],
+)  # fmt: skip
+def test_equal_keys_of_other_types_differ(first: Any, second: Any):
+    """A dict takes them for equal, and marshal writes them alike."""
+    known = KnownCalls()
+    for _ in range(2):
+        check(known, arguments(mask=first))
+        check(known, arguments(mask=second))
 
 
 def test_a_long_list_is_refused_by_name():

@@ -543,6 +543,15 @@ class TestAmbient:
             holder.fp32_precision = kept
         assert ambient(None, device) == before
 
+    @pytest.mark.parametrize("device", [CPU, GPU])
+    def test_a_precision_set_back_is_the_key_of_before(self, device: torch.device) -> None:
+        """torch then says "ieee" where it said "none"; a graph must be found again."""
+        before = ambient(None, device)
+        torch.set_float32_matmul_precision("medium")
+        within = ambient(None, device)
+        torch.set_float32_matmul_precision("highest")
+        assert ambient(None, device) == before != within
+
     def test_autocast_dtypes_differ(self) -> None:
         """bfloat16 and float16 autocast compute different numbers."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
