@@ -184,21 +184,20 @@ def _difference_line(path: str, held: Any, asked: Any) -> str:
 
 
 AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention backend", "adapters", "default dtype",
-           "float32 precision", "deterministic", "cudnn benchmark", "cudnn deterministic", "bfloat16 reductions",
-           "float16 reductions", "flash attention", "memory-efficient attention", "math attention",
-           "cudnn attention")  # fmt: skip
+           "tf32 in matmul", "tf32 in conv", "deterministic", "cudnn benchmark", "cudnn deterministic",
+           "bfloat16 reductions", "float16 reductions", "flash attention", "memory-efficient attention",
+           "math attention", "cudnn attention")  # fmt: skip
 """What `ambient` reads, in its order."""
 
 
-def _precision(device: torch.device) -> str:
-    """How float32 is rounded in matrix products and convolutions, however that was set."""
-    backend, precision = "cuda" if device.type == "cuda" else "mkldnn", torch._C._get_fp32_precision_getter
+def _precisions(device: torch.device) -> tuple[Any, Any]:
+    """How float32 is rounded in matrix products and convolutions, however that was set: on a GPU, whether to TF32."""
+    cuda, precision = device.type == "cuda", torch._C._get_fp32_precision_getter
+    matmul, conv = (precision("cuda" if cuda else "mkldnn", name) for name in ("matmul", "conv"))
+    if cuda:
+        return matmul == "tf32", conv == "tf32"
     # "none" is what a precision is until it is set and, computing alike, "ieee" once it was set back
-    return ", ".join(f"{name} {precision(backend, name).replace('none', 'ieee')}" for name in ("matmul", "conv"))
-
-
-_TF32 = {(on, conv): f"matmul {'tf32' if on else 'ieee'}, conv {'tf32' if conv else 'ieee'}"
-         for on in (False, True) for conv in (False, True)}  # fmt: skip
+    return matmul.replace("none", "ieee"), conv.replace("none", "ieee")
 
 
 def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
@@ -208,16 +207,16 @@ def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
     try:  # the older switches answer in a quarter of the time, and raise where the newer ones disagree (torch 2.9)
         cuda = device.type == "cuda"
-        tf32 = _TF32[state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()] if cuda else None
+        matmul, conv = (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if cuda else _precisions(device)
     except RuntimeError:
-        tf32 = None
+        matmul, conv = _precisions(device)
     return (
         state._is_any_autocast_enabled() and torch.is_autocast_enabled(device.type) and
         torch.get_autocast_dtype(device.type),
         state.is_grad_enabled(), state.is_inference_mode_enabled(), module is not None and module.training,
         dispatch and dispatch._AttentionBackendRegistry._active_backend,
         tuple(module.active_adapters()) if adapted else None, state.get_default_dtype(),  # type: ignore[operator, union-attr]
-        tf32 or _precision(device), state._get_deterministic_algorithms(),
+        matmul, conv, state._get_deterministic_algorithms(),
         state._get_cudnn_benchmark(), state._get_cudnn_deterministic(),
         state._get_cublas_allow_bf16_reduced_precision_reduction(),
         state._get_cublas_allow_fp16_reduced_precision_reduction(), state._get_flash_sdp_enabled(),
