@@ -286,6 +286,19 @@ def test_a_switch_that_is_not_in_the_key_is_a_stale_replay(
         failed("toggles", Subject(traces["tiny/qwen-image"], runner), "autocast", "(a stale replay)")
 
 
+def test_a_switch_turned_back_must_find_its_graph_again(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
+    """Calls that only miss equal eager, and would hide a stale replay under the switches that follow."""
+    ambient, turned = signature.ambient, []
+
+    def remembering(module: Any, device: Any) -> tuple[Any, ...]:
+        turned.extend([True] * (torch.get_float32_matmul_precision() == "medium"))
+        return (*ambient(module, device), bool(turned))
+
+    monkeypatch.setattr("bcgbench.engine.graphed.ambient", remembering)
+    with torch.no_grad():
+        failed("toggles", qwen, "float32 matmul precision, turned back: its graph is not found any more")
+
+
 def test_constants_that_python_calls_equal_must_not_collide(qwen: Subject, monkeypatch: pytest.MonkeyPatch):
     """True, 1 and 1.0 hash equal: a key by value alone replays the graph of another type."""
     monkeypatch.setattr(signature, "constant_key", lambda leaf: (object, leaf))
