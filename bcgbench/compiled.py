@@ -4,9 +4,10 @@ Regions: `regional` compiles the blocks that the model declares repeated, once p
 whole forward; `blocks` takes the longest list of layers where none are declared; `whole` the forward. Shapes are
 static: a compilation for each shape is what is fastest to run, and none may come after preparation.
 
-In a capture, compiled code is one operation, and what the break policy names stays outside of it. Three things make
-that work: the breaks are the same objects in every call, since torch.compile guards on their identity; torch.compile
-does not look into them; and no `FunctionWatch` is in force inside a block, since it guards on those as well.
+In a capture, compiled code is one operation, and what the break policy names stays outside of it. Four things make that
+work: the breaks are the same objects in every call, since torch.compile guards on their identity; it does not look into
+them; what it traced is cut at them (`compiled_pieces`); and no `FunctionWatch` is in force inside, since it guards on
+those as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from bcgbench.compiled_pieces import between
 from bcgbench.engine import trees
 from bcgbench.engine.breaks import BreakPolicy, as_break, capturing, compiled_region, original_of
 from bcgbench.engine.constants import unwatched
@@ -73,7 +75,7 @@ class Compiled:
         """The same object for a function in every call."""
         original = original_of(function)
         if original not in self._breaks:
-            self._breaks[original] = torch.compiler.disable(as_break(original))
+            self._breaks[original] = _traceable(as_break(original))
         return self._breaks[original]
 
     @functools.cached_property
@@ -81,10 +83,14 @@ class Compiled:
         """One backend for all blocks: only then do they share compiled code."""
         if self._policy is None:
             return {"backend": self._runner.backend, "mode": self._runner.mode}
-        return {"backend": self._region}
+        return {"backend": self._regions_of}
+
+    def _regions_of(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """A backend of torch.compile: what lies between the breaks in its graph, each stretch compiled by itself."""
+        return between(graph, inputs, breaks=frozenset(self._breaks.values()), compiled=self._region)
 
     def _region(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """A backend of torch.compile whose code a capture takes for one operation."""
+        """Compiled code that a capture takes for one operation."""
         compiled = torch._dynamo.lookup_backend(self._runner.backend)(graph, inputs)
 
         def counted(*args: Any) -> Any:
@@ -134,9 +140,7 @@ class Compiled:
     def prepare(self, forward: Callable[[], Any]) -> None:
         """Compile for the shapes of a call, and run it until nothing is compiled any more."""
         before = private_bytes() if self._cudagraphs else 0
-        # left to itself, a break ends every frame above it: 4 pieces of a block of SANA1.5, 2 with this
-        nested = self._policy is not None
-        with torch._dynamo.config.patch(recompile_limit=SHAPES, nested_graph_breaks=nested):
+        with torch._dynamo.config.patch(recompile_limit=SHAPES):
             for _ in range(WARM_CALLS):
                 forward()
         self.pool_bytes += private_bytes() - before if self._cudagraphs else 0
@@ -159,6 +163,18 @@ class Compiled:
             cache_hits=prepared["hits"], late_frames=late["frames"], late_graphs=late["graphs"],
             cudagraph_skips=prepared["skips"] if self._cudagraphs else 0,
         )  # fmt: skip
+
+
+def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile puts into its graph as it is, without a look inside."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    # under its own name: torch.fx writes code, which would call torch's function in place of one named alike
+    functools.update_wrapper(broken, function, assigned=("__doc__",))
+    allowed: Callable[..., Any] = torch.compiler.allow_in_graph(broken)
+    return allowed
 
 
 def variant_of(

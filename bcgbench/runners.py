@@ -84,12 +84,12 @@ RUNNERS: dict[str, Runner] = {
         "matrix products tuned", padded=True, compiled="blocks", mode="max-autotune-no-cudagraphs",
     ),
     "bcg+compile": Runner(
-        name="bcg+compile", description="breakable CUDA graph of compiled blocks, attention eager between the segments",
-        padded=True, captured=True, compiled="blocks", without=_HIDDEN,
+        name="bcg+compile", description="breakable CUDA graph of the code of compile, attention eager between the "
+        "segments", padded=True, captured=True, compiled="regional", without=_HIDDEN,
     ),
     "graph+compile": Runner(
-        name="graph+compile", description="one CUDA graph of the whole forward with compiled blocks", padded=True,
-        captured=True, breaks="none", compiled="blocks", without=_HIDDEN,
+        name="graph+compile", description="one CUDA graph of the whole forward, of the code of compile", padded=True,
+        captured=True, breaks="none", compiled="regional", without=_HIDDEN,
     ),
 }  # fmt: skip
 

@@ -277,9 +277,9 @@ def test_a_switch_that_is_not_in_the_key_is_a_stale_replay(
     without = {"autocast", "inference mode"}
     monkeypatch.setattr(
         "bcgbench.engine.graphed.ambient",
-        lambda module, device: tuple(
+        lambda module, device_type: tuple(
             None if name in without else value
-            for name, value in zip(signature.AMBIENT, ambient(module, device), strict=True)
+            for name, value in zip(signature.AMBIENT, ambient(module, device_type), strict=True)
         ),
     )
     with torch.no_grad():
@@ -290,9 +290,9 @@ def test_a_switch_turned_back_must_find_its_graph_again(qwen: Subject, monkeypat
     """Calls that only miss equal eager, and would hide a stale replay under the switches that follow."""
     ambient, turned = signature.ambient, []
 
-    def remembering(module: Any, device: Any) -> tuple[Any, ...]:
+    def remembering(module: Any, device_type: str) -> tuple[Any, ...]:
         turned.extend([True] * (torch.get_float32_matmul_precision() == "medium"))
-        return (*ambient(module, device), bool(turned))
+        return (*ambient(module, device_type), bool(turned))
 
     monkeypatch.setattr("bcgbench.engine.graphed.ambient", remembering)
     with torch.no_grad():

@@ -62,6 +62,7 @@ class GraphedForward:
         """Where parameters and buffers lay at the last capture."""
         self.backend: Backend | None = None if policy is None else backend or backend_for(device, options)
         self.device = device
+        self._device_type = device.type
         self._forward = forward
         self._policy = policy and replace(policy, kernels=policy.kernels and options.kernel_breaks)
         self._module = module
@@ -73,7 +74,7 @@ class GraphedForward:
 
     def sign(self, arguments: dict[str, Any]) -> Call:
         """The call's leaves and signature. Raises `SignatureError`."""
-        return self._sign(arguments, ambient=ambient(self._module, self.device))
+        return self._sign(arguments, ambient=ambient(self._module, self._device_type))
 
     def prepare(self, arguments: dict[str, Any]) -> SegmentedGraph | None:
         """Capture this call unless a graph of it is held; None for an eager arm. Raises `CaptureError`."""

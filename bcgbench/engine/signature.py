@@ -190,9 +190,9 @@ AMBIENT = ("autocast", "grad mode", "inference mode", "training", "attention bac
 """What `ambient` reads, in its order."""
 
 
-def _precisions(device: torch.device) -> tuple[Any, Any]:
+def _precisions(*, cuda: bool) -> tuple[Any, Any]:
     """How float32 is rounded in matrix products and convolutions, however that was set: on a GPU, whether to TF32."""
-    cuda, precision = device.type == "cuda", torch._C._get_fp32_precision_getter
+    precision = torch._C._get_fp32_precision_getter
     matmul, conv = (precision("cuda" if cuda else "mkldnn", name) for name in ("matmul", "conv"))
     if cuda:
         return matmul == "tf32", conv == "tf32"
@@ -200,19 +200,24 @@ def _precisions(device: torch.device) -> tuple[Any, Any]:
     return matmul.replace("none", "ieee"), conv.replace("none", "ieee")
 
 
-def ambient(module: nn.Module | None, device: torch.device) -> tuple[Any, ...]:
-    """State outside the arguments that changes what a forward computes, in the order of `AMBIENT`."""
+def ambient(module: nn.Module | None, device_type: str) -> tuple[Any, ...]:
+    """State outside the arguments that changes what a forward computes, in the order of `AMBIENT`.
+
+    A tenth of a signature made from the same objects would go to asking a `torch.device` for its type.
+    """
     state = torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
     try:  # the older switches answer in a quarter of the time, and raise where the newer ones disagree (torch 2.9)
-        cuda = device.type == "cuda"
-        matmul, conv = (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if cuda else _precisions(device)
+        cuda = device_type == "cuda"
+        matmul, conv = (
+            (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if cuda else _precisions(cuda=False)
+        )
     except RuntimeError:
-        matmul, conv = _precisions(device)
+        matmul, conv = _precisions(cuda=cuda)
     return (
-        state._is_any_autocast_enabled() and torch.is_autocast_enabled(device.type) and
-        torch.get_autocast_dtype(device.type),
+        state._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type) and
+        torch.get_autocast_dtype(device_type),
         state.is_grad_enabled(), state.is_inference_mode_enabled(), module is not None and module.training,
         dispatch and dispatch._AttentionBackendRegistry._active_backend,
         tuple(module.active_adapters()) if adapted else None, state.get_default_dtype(),  # type: ignore[operator, union-attr]
