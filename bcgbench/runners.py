@@ -99,6 +99,7 @@ _SCHEME_OF_SGLANG = (
     "shared_results",
     "kernel_breaks",
     "pooled_outputs",
+    "pulled_outputs",
     "first_block",
 )
 ONE_OFF = {
@@ -119,7 +120,7 @@ ONE_OFF = {
             ("walk-all", "known_calls", "every call's arguments walked for its signature"),
             ("call-breaks", "kernel_breaks", "broken at the attention function, not at its kernel"),
             ("own-outputs", "pooled_outputs", "break outputs held outside the pool"),
-            ("kernel-copies", "memcpy_bridges", "break outputs copied by a kernel, not by memcpy"),
+            ("copied-outputs", "pulled_outputs", "break outputs copied between two graphs, not in the next"),
             ("own-inputs", "borrowed_inputs", "break inputs held for ever"),
             ("grown-pool", "first_block", "a pool that grows by itself"),
         )

@@ -19,8 +19,8 @@ class Options:
     """Equal small results of one forward are made once; off, in each block again, as eager makes them."""
     pooled_outputs: bool = True
     """What a break returns is copied into the next segment's pool; off, into memory of its own, held for ever."""
-    memcpy_bridges: bool = True
-    """What a break returns is copied by the driver's memcpy; off, by a kernel."""
+    pulled_outputs: bool = True
+    """What a break returns is copied by the segment that reads it; off, by a memcpy before it."""
     borrowed_inputs: bool = True
     """A break reads the graph's memory without owning it; off, each tensor that it reads is held for ever."""
     first_block: bool = True

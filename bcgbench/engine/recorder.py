@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bcgbench.engine import breaks, diagnose, trees
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import Address, borrow
 from bcgbench.engine.constants import (
     HOST_READ_OPS,
@@ -25,7 +26,7 @@ from bcgbench.engine.constants import (
     is_read,
     without_modes,
 )
-from bcgbench.engine.segments import Backend, Bridge, Segment
+from bcgbench.engine.segments import Backend, Segment
 from bcgbench.engine.sharing import Shared, written
 from bcgbench.engine.steps import Break, Guard, Kernel, Step
 from bcgbench.errors import CaptureError
@@ -176,7 +177,6 @@ class Capture:
             tensor, bridge = segment.bridge(leaf)
         else:
             tensor, bridge = leaf, Bridge(leaf)
-        bridge.by_kernel = not self._backend.options.memcpy_bridges
         self._note_made(tensor)
         return tensor, bridge
 

@@ -18,10 +18,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bcgbench.engine import trees
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import Address
 from bcgbench.engine.diagnose import same_value
 from bcgbench.engine.keys import constant_key
-from bcgbench.engine.segments import Bridge
 from bcgbench.engine.steps import GuardFailed
 from bcgbench.errors import CaptureError, StaticInputError
 

@@ -15,58 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bcgbench.engine import driver, trees
-from bcgbench.engine.buffers import Address, dense, empty_like_strided
+from bcgbench.engine import driver
+from bcgbench.engine.bridge import Bridge
+from bcgbench.engine.buffers import Address, empty_like_strided
 from bcgbench.engine.forks import watch_forks
 from bcgbench.engine.options import DEFAULT, Options
+from bcgbench.engine.pull import can_pull, cells, pull
 from bcgbench.errors import ProcessPoisoned, first_line
-
-
-class Bridge:
-    """Where a break's output is copied to for the next segment to read."""
-
-    def __init__(self, place: Tensor | Address) -> None:
-        self._place = place
-        self._shape, self._dtype = place.shape, place.dtype
-        self.by_kernel = False
-        """Copy with a kernel rather than the driver's memcpy, which may go through another engine of the GPU."""
-        self._views: tuple[Tensor, Tensor] | None = None
-        """The place, and its elements once where it is expanded; made once, since every replay fills it."""
-
-    @property
-    def place(self) -> Tensor:
-        """What the next segment reads; does not keep it alive on a GPU."""
-        return self._place if isinstance(self._place, Tensor) else self._place.view()
-
-    def fill(self, result: Tensor) -> None:
-        """Copy a break's output; raises `StaticInputError` on another shape or dtype."""
-        if self._views is None:
-            whole = self.place
-            self._views = whole, dense(whole)
-        whole, once = self._views
-        if result.shape != self._shape or result.dtype is not self._dtype:
-            trees.check_like(whole, result, name="output of a break")
-        if once is not whole:  # a result that is expanded no longer does not fit
-            result = dense(result)
-            trees.check_like(once, result, name="expanded output of a break")
-        if self.by_kernel and not (self._dtype.is_complex or result.is_neg()):
-            torch.bitwise_and(_integers(result), -1, out=_integers(once))
-        else:
-            once.copy_(result)
-
-    def poison(self) -> None:
-        """Write NaN where the break's output goes: a replay that does not fill it again shows. Integers stay."""
-        place = self._place if isinstance(self._place, Tensor) else self._place.view()
-        if place.dtype.is_floating_point or place.dtype.is_complex:
-            dense(place).fill_(float("nan"))
-
-
-_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _integers(tensor: Tensor) -> Tensor:
-    """The same bits, which `& -1` does not change."""
-    return tensor.view(_INTEGER[tensor.dtype.itemsize])
 
 
 class Segment(Protocol):
@@ -127,14 +82,20 @@ class Backend(Protocol):
 class CudaSegment:
     """One CUDA graph in the backend's private memory pool."""
 
-    def __init__(self, pool: Any, forks: list[torch.cuda.Stream], *, carve_bytes: int = 0) -> None:
+    def __init__(
+        self, pool: Any, forks: list[torch.cuda.Stream], *, cells: Iterator[Tensor], carve_bytes: int = 0
+    ) -> None:
         self.nodes: int | None = None
         self.kernels: int | None = None
         self._pool = pool
+        self._cells = cells
+        """Where segments may read from where to copy what breaks hand on; without one, breaks copy."""
         self._carve_bytes = carve_bytes
         self.forks = forks
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._pending: list[tuple[Bridge, Tensor]] = []
+        self._bridges: list[Bridge] = []
+        """Those that this segment fills itself."""
 
     def begin(self) -> None:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -149,9 +110,19 @@ class CudaSegment:
         # Allocated inside this segment's capture, so it lives and dies in the graph pool; filled once capture ended,
         # through its address, since the model may have freed it by then.
         tensor = empty_like_strided(result, result.device)
-        bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor)
+        source = self._pulled(tensor)
+        bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor, source)
+        if source is not None:
+            self._bridges.append(bridge)
         self._pending.append((bridge, result))
         return tensor, bridge
+
+    def _pulled(self, tensor: Tensor) -> Tensor | None:
+        """Where the copy into `tensor`, now recorded, will read from where to copy; None where it cannot."""
+        cell = next(self._cells, None) if can_pull(tensor) else None
+        if cell is not None:
+            pull(cell, tensor)
+        return cell
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """CUDA records by itself."""
@@ -178,6 +149,8 @@ class CudaSegment:
     def replay(self) -> None:
         if self.nodes != 0:
             self._graph.replay()
+        for bridge in self._bridges:
+            bridge.launched()
 
     def abandon(self) -> None:
         self._pending.clear()
@@ -201,6 +174,7 @@ class CudaBackend:
         self.pools: list[Any] = [torch.cuda.graph_pool_handle()]
         """The last one serves new captures; earlier ones live on with the graphs captured before a failure."""
         self._stream = torch.cuda.Stream(self.device)
+        self._cells: Iterator[Tensor] = iter(())
         self._anchor: CudaSegment | None = None
         """First segment of the pool in use: torch 2.11 refuses a pool whose last graph is gone."""
         self.forks: list[torch.cuda.Stream] = []
@@ -208,7 +182,7 @@ class CudaBackend:
 
     def segment(self) -> CudaSegment:
         carve_bytes = self._first_block_bytes() if self._anchor is None else 0
-        segment = CudaSegment(self.pools[-1], self.forks, carve_bytes=carve_bytes)
+        segment = CudaSegment(self.pools[-1], self.forks, carve_bytes=carve_bytes, cells=self._cells)
         self._anchor = self._anchor or segment
         return segment
 
@@ -231,6 +205,8 @@ class CudaBackend:
         self._stream.wait_stream(caller)
         try:
             with torch.cuda.stream(self._stream), watch_forks(self._stream, self.forks):
+                if self.options.pulled_outputs:
+                    self._cells = cells(self.device)
                 yield
         finally:
             if enabled:

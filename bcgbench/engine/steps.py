@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import trees
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import Address
 from bcgbench.engine.diagnose import function_name, same_value
-from bcgbench.engine.segments import Bridge
 
 
 class GuardFailed(Exception):

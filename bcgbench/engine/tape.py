@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from bcgbench.engine import trees
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import clone_strided
 from bcgbench.engine.options import DEFAULT, Options
-from bcgbench.engine.segments import Backend, Bridge, CudaBackend
+from bcgbench.engine.segments import Backend, CudaBackend
 
 _UNINITIALISED = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
                   "aten::new_empty_strided"}  # fmt: skip

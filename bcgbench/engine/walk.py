@@ -111,16 +111,16 @@ def first_unfilled(graph: SegmentedGraph, leaves: list[Any]) -> Fault | None:
             continue
         results, _ = trees.flatten(step.function(*step.args, **step.kwargs))
         for at, bridge in step.bridges:
-            if not bit_equal(results[at], bridge.place):
+            if not bit_equal(results[at], bridge.handed):
                 mark = _handed_on(step, index)
-                return Fault(mark=mark, right=results[at], wrong=bridge.place.clone())
+                return Fault(mark=mark, right=results[at], wrong=bridge.handed.clone())
     return None
 
 
 def _handed_on(step: Break, index: int) -> Mark:
     name = diagnose.function_name(step.function)
     return Mark(step=index, what=f"what break {name} hands on", operation=name, where=step.where,
-                tensors=[bridge.place for _, bridge in step.bridges])  # fmt: skip
+                tensors=[bridge.handed for _, bridge in step.bridges])  # fmt: skip
 
 
 def _place_of(step: Step) -> list[str]:

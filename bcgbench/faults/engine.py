@@ -14,11 +14,12 @@ from torch import Tensor
 
 from bcgbench.arms import Arm
 from bcgbench.engine import graphed, segments, trees
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import Address, StaticInputs
 from bcgbench.engine.cache import GraphCache, Limits
 from bcgbench.engine.graph import SegmentedGraph
 from bcgbench.engine.graphed import GraphedForward
-from bcgbench.engine.segments import Bridge, CudaSegment
+from bcgbench.engine.segments import CudaSegment
 from bcgbench.engine.steps import Break, Guard
 from bcgbench.engine.tape import TapeSegment
 from bcgbench.faults.places import changed_model, replaced
@@ -80,17 +81,24 @@ def uncloned_output() -> Patch:
 
 
 def dropped_bridge() -> Patch:
-    """What a break returns at replay is not copied to where the next segment reads."""
+    """What a break returns at replay is not handed on: the next segment reads what lay there before."""
 
     def replay(_original: Callable[..., None], self: Break) -> None:
         self.function(*self.args, **self.kwargs)
+        _hand_on_old(self)
 
     return replaced(Break, "replay", replay)
 
 
+def _hand_on_old(step: Break) -> None:
+    """What lay there before: where nothing is handed on at all, a segment may read memory that is the GPU's no more."""
+    for _, bridge in step.bridges:
+        bridge.fill(bridge.place.clone())
+
+
 def skipped_break() -> Patch:
     """What runs eagerly between segments is not run again."""
-    return patch.object(Break, "replay", lambda _self: None)
+    return patch.object(Break, "replay", _hand_on_old)
 
 
 def skipped_segment() -> Patch:

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
-from bcgbench.engine.buffers import empty_like_strided
 from bcgbench.engine.diagnose import bit_equal
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.options import DEFAULT, Options
-from bcgbench.engine.segments import Bridge
 from bcgbench.runners import ONE_OFF, RUNNERS
 
 NAMES = [field.name for field in fields(Options)]
@@ -83,22 +81,6 @@ def test_a_call_break_holds_the_boolean_mask():
         ).prepare(call(3))
         (step,) = [step for step in graph.steps if hasattr(step, "kwargs")]
         assert step.kwargs["attn_mask"].dtype is dtype
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int64,
-                                   torch.complex64, torch.float8_e4m3fn])  # fmt: skip
-@pytest.mark.parametrize("lay", [lambda t: t, lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(4, 6)])
-def test_a_copy_by_a_kernel_keeps_every_bit(dtype: torch.dtype, lay):
-    """NaN with its payload, -0.0, and any layout."""
-    width = dtype.itemsize
-    raw = torch.randint(0, 256, (4, 6 * width), dtype=torch.uint8)
-    raw[0, :width] = 255  # a NaN
-    result = lay((raw % 2 if dtype is torch.bool else raw).view(dtype))
-    place = empty_like_strided(result, torch.device("cpu"))
-    bridge = Bridge(place)
-    bridge.by_kernel = True
-    bridge.fill(result)
-    assert torch.equal(place.contiguous().view(torch.uint8), result.contiguous().view(torch.uint8))
 
 
 def test_every_idea_has_an_arm_without_it():

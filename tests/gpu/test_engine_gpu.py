@@ -10,11 +10,12 @@ from torch import nn
 
 from bcgbench.engine import breaks, driver, segments
 from bcgbench.engine.breaks import BreakPolicy, eager_on_graph
+from bcgbench.engine.bridge import Bridge
 from bcgbench.engine.buffers import Address
 from bcgbench.engine.cache import Limits
 from bcgbench.engine.graphed import GraphedForward
 from bcgbench.engine.options import DEFAULT, Options
-from bcgbench.engine.segments import Bridge, CudaSegment
+from bcgbench.engine.segments import CudaSegment
 from bcgbench.engine.tape import backend_for
 from bcgbench.errors import CaptureError
 from bcgbench.runners import ONE_OFF
@@ -168,6 +169,54 @@ def test_dropped_bridge_copy_is_caught(net, monkeypatch):
     engine = graphed(net)
     with pytest.raises(CaptureError, match="first differing module"):
         engine.prepare(inputs())
+
+
+WAYS = {
+    "elsewhere": lambda x, kept: kept.append(x * 2) or kept[-1],  # nothing is freed: another address at each replay
+    "in another order": lambda x, _: (x * 2).transpose(-1, -2).contiguous().transpose(-1, -2),
+    "inside of another": lambda x, _: F.pad(x * 2, (0, 0, 1, 1))[:, 1:-1],
+    "off a word": lambda x, _: torch.cat((x.flatten()[:1], (x * 2).flatten()))[1:].view_as(x),
+    "expanded": lambda x, _: (x * 2)[:, :1].expand_as(x),
+    "on the host": lambda x, _: (x * 2).cpu(),
+}
+
+
+@pytest.mark.parametrize("off", [(), ("pulled_outputs",)])
+@pytest.mark.parametrize("captured", list(WAYS)[:-2])
+def test_a_breaks_output_is_read_wherever_it_lies(captured: str, off: tuple[str, ...]):
+    """Captured in one way and returned in every other, of whole words and not; all rows are equal, so also expanded."""
+    for length in (8, 7):
+        kept, way = [], [captured]
+        cut = eager_on_graph(lambda x, kept=kept, way=way: WAYS[way[0]](x, kept))
+        engine = GraphedForward(lambda arguments, cut=cut: cut(arguments["x"] + 1) * 3, device=torch.device("cuda"),
+                                policy=BreakPolicy(), options=DEFAULT.without(*off))  # fmt: skip
+        x = torch.ones(2, length, length, device="cuda", dtype=torch.bfloat16)
+        engine.prepare({"x": x})
+        for way[0] in [*WAYS, *WAYS]:
+            churn()
+            x = x + 1
+            assert torch.equal(engine({"x": x}), (x + 1) * 2 * 3), way
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_more_breaks_than_there_are_places_for_addresses_copy_by_themselves(net, monkeypatch, cells):
+    """The first segments copy, the rest is copied by the breaks."""
+    monkeypatch.setattr("bcgbench.engine.pull._MOST_CELLS", cells)
+    engine, other = graphed(net), inputs(seed=1)
+    graph = engine.prepare(inputs())
+    assert graph.breaks > cells
+    churn()
+    assert torch.equal(engine(other)[0], net(**other)[0])
+
+
+def test_a_result_is_let_go_once_its_segment_was_launched(net):
+    """Results of breaks are not held to the end of the step, let alone the next."""
+    engine = graphed(net)
+    graph = engine.prepare(inputs())
+    engine(inputs(seed=1))
+    bridges = [bridge for step in graph.steps for _, bridge in getattr(step, "bridges", [])]
+    assert bridges
+    assert all(bridge._handed is None for bridge in bridges)
 
 
 def test_host_constants_are_hoisted(net):

@@ -1,0 +1,63 @@
+"""A copy that lies in a graph and reads from memory where to copy from, so that this may change between replays.
+
+What a break returns lies wherever the allocator put it. Copied between two graphs it costs 3.7 us of the GPU (SANA1.5
+512x512 on an H200: 1.7 for 2.3 MB, and 2 idle before); as the next graph's first kernel it waits for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WORD_BYTES = 16
+_THREADS = 256
+_SOURCE = """
+extern "C" __global__ void pull(const uint4* const* place, uint4* to, int words) {
+    const uint4* from = *place;
+    if (!from) return;
+    for (int word = blockIdx.x * blockDim.x + threadIdx.x; word < words; word += gridDim.x * blockDim.x)
+        to[word] = from[word];
+}
+"""
+_MOST_CELLS = 1_024
+"""LTX-2 has 288 breaks, the most of the twelve models."""
+_MOST_BLOCKS = 2_048
+"""More than an H200 runs at once (132 multiprocessors, 8 blocks each): a larger copy gives a thread several words."""
+
+
+@functools.cache
+def _kernel(device: int) -> Any:
+    """The compiled kernel, run once: what a first launch loads may not be loaded in a capture."""
+    kernel = torch.cuda._compile_kernel(_SOURCE, "pull")
+    nowhere = torch.zeros(2, dtype=torch.int64, device=device)
+    kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[nowhere, nowhere, 0])
+    return kernel
+
+
+def cells(device: torch.device) -> Iterator[Tensor]:
+    """Places (int64[1], all 0) for one capture to read addresses from; compiles the kernel, which a capture may not.
+
+    Not in the pool of the graphs: they are filled only when an address changes, and other segments write upon what lies
+    there. For more breaks than this the outputs are copied by the breaks.
+    """
+    with torch.cuda.device(device), torch.inference_mode(mode=False):  # else they could not be filled outside that mode
+        _kernel(device.index)
+        return iter(torch.zeros(_MOST_CELLS, dtype=torch.int64, device=device).split(1))
+
+
+def can_pull(target: Tensor) -> bool:
+    """Whether a tensor is whole words of a GPU's memory without gaps or overlaps, in whatever order of dimensions."""
+    last = sum((size - 1) * step for size, step in zip(target.shape, target.stride(), strict=True))
+    words, rest = divmod(target.numel() * target.itemsize, WORD_BYTES)
+    return target.is_cuda and target.numel() == last + 1 and rest == 0 < words < 2**31
+
+
+def pull(place: Tensor, to: Tensor) -> None:
+    """Launch a copy into `to`, which `can_pull` allows, from the address in `place` (int64[1]), unless that is 0."""
+    words = to.numel() * to.itemsize // WORD_BYTES
+    blocks = min(_MOST_BLOCKS, -(-words // _THREADS))
+    _kernel(to.device.index)(grid=(blocks, 1, 1), block=(_THREADS, 1, 1), args=[place, to, words])
