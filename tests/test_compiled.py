@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bcgbench import runners
 from bcgbench.arms import Arm
 from bcgbench.binding import Traced
+from bcgbench.compiled_pieces import between
 from bcgbench.errors import CaptureError
 from bcgbench.runners import RUNNERS, Runner
 from bcgbench.types import Case
@@ -136,6 +137,46 @@ def test_regions_are_segments_and_the_attention_stays_outside(module: nn.Module)
     assert (graph.breaks, found.late_frames, compiled.counts.replays) == (3, 0, 1)
     assert found.regions == 2 * graph.breaks  # before and after each, however many frames are above it
     assert all("scaled_dot_product_attention" in name for name in graph.break_names)
+
+
+def test_a_forward_without_declared_blocks_is_compiled_as_one_and_cut_at_its_breaks(module: nn.Module):
+    """What lies between two breaks is one piece, across blocks; an arm after it compiles the whole as before."""
+    module._repeated_blocks = ()
+    captured, whole = arm(module, quick("bcg+compile")), arm(module, quick("compile"))
+    with torch.no_grad():
+        captured.prepare([Traced("transformer", {"x": inputs()}, None)])
+        assert torch.equal(captured.call(Traced("transformer", {"x": inputs() * 3}, None)), module(inputs() * 3))
+        whole.prepare([Traced("transformer", {"x": inputs()}, None)])
+    found = captured.hooks["transformer"].variant.compilation
+    assert (found.regions, captured.graphs[0].breaks, found.graphs, found.graph_breaks) == (4, 3, 1, 0)
+    assert whole.hooks["transformer"].variant.compilation.graphs == 1
+
+
+def test_a_break_with_several_results_is_taken_apart_outside_of_the_pieces():
+    """Inductor's code takes tensors, no tuple of them."""
+
+    @torch.compiler.allow_in_graph
+    def halves(x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(2)
+
+    def forward(x: Tensor) -> Tensor:
+        first, second = halves(x + 1)
+        return first * second.cos()
+
+    seen = []
+
+    def compiled(graph: torch.fx.GraphModule, given: list[Tensor]) -> torch.fx.GraphModule:
+        seen.append([type(value) for value in given])
+        return graph
+
+    def backend(graph: torch.fx.GraphModule, given: list[Tensor]) -> Any:
+        return between(graph, given, breaks=frozenset([halves]), compiled=compiled)
+
+    torch._dynamo.reset()
+    x = torch.arange(6.0)
+    assert torch.equal(torch.compile(forward, backend=backend, fullgraph=True)(x), (x[:3] + 1) * (x[3:] + 1).cos())
+    assert [len(given) for given in seen] == [1, 2]
+    assert all(issubclass(kind, Tensor) for given in seen for kind in given)
 
 
 def test_a_capture_in_which_compiled_code_did_not_run_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch):
