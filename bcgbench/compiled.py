@@ -50,6 +50,8 @@ class Compiled:
         self._policy = policy
         self._cudagraphs = runner.mode in CUDAGRAPH_MODES
         self._breaks: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._as_seen: Callable[[Callable[..., Any]], Callable[..., Any]] = _traceable
+        """What torch.compile is given for a break."""
         self.pool_bytes = 0
         self._blocks = [] if runner.compiled == "whole" else _blocks(module, any_list=runner.compiled == "blocks")
         self._switches = Switches([(vars(b), "_compiled_call_impl", self._compile(b._call_impl)) for b in self._blocks])
@@ -75,7 +77,7 @@ class Compiled:
         """The same object for a function in every call."""
         original = original_of(function)
         if original not in self._breaks:
-            self._breaks[original] = _traceable(as_break(original))
+            self._breaks[original] = self._as_seen(as_break(original))
         return self._breaks[original]
 
     @functools.cached_property
@@ -86,8 +88,8 @@ class Compiled:
         return {"backend": self._regions_of}
 
     def _regions_of(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """A backend of torch.compile: what lies between the breaks in its graph, each stretch compiled by itself."""
-        return between(graph, inputs, breaks=frozenset(self._breaks.values()), compiled=self._region)
+        """A backend of torch.compile: what lies between the breaks in its graph, each piece compiled by itself."""
+        return between(graph, inputs, breaks=frozenset(self._breaks.values()), compile_piece=self._region)
 
     def _region(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compiled code that a capture takes for one operation."""
@@ -140,10 +142,21 @@ class Compiled:
     def prepare(self, forward: Callable[[], Any]) -> None:
         """Compile for the shapes of a call, and run it until nothing is compiled any more."""
         before = private_bytes() if self._cudagraphs else 0
-        with torch._dynamo.config.patch(recompile_limit=SHAPES):
-            for _ in range(WARM_CALLS):
-                forward()
+        # a break that cannot be traced ends the trace: of every frame above it, left to itself
+        with torch._dynamo.config.patch(recompile_limit=SHAPES, nested_graph_breaks=self._policy is not None):
+            try:
+                self._warm(forward)
+            except torch._dynamo.exc.TorchRuntimeError:  # a break that does not run on tensors without data
+                if self._policy is None or self._as_seen is not _traceable:
+                    raise
+                self._breaks, self._as_seen = {}, torch.compiler.disable
+                self._warm(forward)
         self.pool_bytes += private_bytes() - before if self._cudagraphs else 0
+
+    @staticmethod
+    def _warm(forward: Callable[[], Any]) -> None:
+        for _ in range(WARM_CALLS):
+            forward()
 
     def settle(self) -> None:
         """From here on every compilation is late."""
@@ -166,10 +179,14 @@ class Compiled:
 
 
 def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that torch.compile puts into its graph as it is, without a look inside."""
+    """A function that torch.compile puts into its graph as it is, without a look inside.
+
+    It calls it on tensors without data, for their shapes. With arguments that no graph can hold the trace ends there.
+    """
+    unseen = torch.compiler.disable(function)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        return unseen(*args, **kwargs)
 
     # under its own name: torch.fx writes code, which would call torch's function in place of one named alike
     functools.update_wrapper(broken, function, assigned=("__doc__",))

@@ -152,6 +152,61 @@ def test_a_forward_without_declared_blocks_is_compiled_as_one_and_cut_at_its_bre
     assert whole.hooks["transformer"].variant.compilation.graphs == 1
 
 
+class Opaque:
+    """No graph of torch.compile can hold it."""
+
+
+BREAKS = {
+    "plain": lambda x, _: x * 2,
+    "leaves torch": lambda x, _: torch.from_numpy(x.numpy() * 2),
+    "asks for a value": lambda x, _: x * (2 if x.sum().item() < 1e9 else 3),
+    "asks for a shape": lambda x, _: x * min(x.nonzero().shape[0], 2),
+    "is given an object": lambda x, kept: x * 2 if isinstance(kept["o"], Opaque) else x,
+}
+
+
+class Broken(Block):
+    """Calls a function that the break policy names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(named.function(x, **named.given))
+
+
+named = SimpleNamespace(function=None, given={})
+
+
+@pytest.mark.parametrize("declared", [("Broken",), ()])
+@pytest.mark.parametrize("kind", list(BREAKS))
+def test_whatever_a_break_does_stays_outside_of_compiled_code(
+    kind: str, declared: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Traced where that is possible; else it ends the trace, as before torch.compile could be told not to look."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Blocks()
+    module.layers, module._repeated_blocks = nn.ModuleList(Broken() for _ in range(3)), declared
+    module.eval().requires_grad_(requires_grad=False)
+    monkeypatch.setattr(named, "function", lambda x, **kept: BREAKS[kind](x, kept))
+    monkeypatch.setattr(named, "given", {"o": Opaque()} if kind == "is given an object" else {})
+    policy = "attention,tests.test_compiled.named.function"
+    captured, other = arm(module, replace(quick("bcg+compile"), breaks=policy)), inputs() * 3
+    with torch.no_grad():
+        captured.prepare([Traced("transformer", {"x": inputs()}, None)])
+        assert torch.equal(captured.call(Traced("transformer", {"x": other}, None)), module(other))
+    (graph,), found = captured.graphs, captured.hooks["transformer"].variant.compilation
+    assert (graph.breaks, found.late_frames, found.graph_breaks > 0) == (6, 0, kind != "plain")
+
+
+def test_breaks_of_compiled_code_have_their_places_in_the_model(module: nn.Module):
+    """As of a whole forward, where the stack no longer says which block it is."""
+    for module._repeated_blocks in (("Block",), ()):
+        captured = arm(module, quick("bcg+compile"))
+        with torch.no_grad():
+            captured.prepare([Traced("transformer", {"x": inputs()}, None)])
+        places = [name.split(" in ")[1].split(":")[0] for name in captured.graphs[0].break_names]
+        assert places == [f"layers.{number}.attention (test_compiled.py" for number in range(3)]
+
+
 def test_a_break_with_several_results_is_taken_apart_outside_of_the_pieces():
     """Inductor's code takes tensors, no tuple of them."""
 
@@ -170,7 +225,7 @@ def test_a_break_with_several_results_is_taken_apart_outside_of_the_pieces():
         return graph
 
     def backend(graph: torch.fx.GraphModule, given: list[Tensor]) -> Any:
-        return between(graph, given, breaks=frozenset([halves]), compiled=compiled)
+        return between(graph, given, breaks=frozenset([halves]), compile_piece=compiled)
 
     torch._dynamo.reset()
     x = torch.arange(6.0)

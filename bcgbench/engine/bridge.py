@@ -12,13 +12,13 @@ from bcgbench.engine.pull import WORD_BYTES
 class Bridge:
     """Where a break's output is copied to for the next segment: by the break, or by that segment before all else."""
 
-    def __init__(self, place: Tensor | Address, source: Tensor | None = None) -> None:
+    def __init__(self, place: Tensor | Address, cell: Tensor | None = None) -> None:
         self._place = place
-        self._source = source
-        """Where the segment reads from where to copy; None if the break copies."""
+        self._cell = cell
+        """What the segment reads the address from; None if the break copies."""
         self._shape, self._dtype, self._stride = place.shape, place.dtype, _stride(place)
         self._pointer = 0
-        """What lies in `source`."""
+        """What was written to the cell."""
         self._handed: Tensor | None = None
         """What the segment is about to copy."""
         self._views: tuple[Tensor, Tensor] | None = None
@@ -31,17 +31,18 @@ class Bridge:
 
     @property
     def handed(self) -> Tensor:
-        """What the next segment will read."""
-        return self.place if self._handed is None else self._handed
+        """What the next segment will read: what lies in its place, unless it is to copy something there before."""
+        waits = self._handed is not None and self._cell is not None and int(self._cell) == self._handed.data_ptr()
+        return self._handed if waits else self.place  # type: ignore[return-value]
 
     def fill(self, result: Tensor) -> None:
         """Hand on a break's output; raises `StaticInputError` on another shape or dtype."""
         if result.shape != self._shape or result.dtype is not self._dtype:
             trees.check_like(self.place, result, name="output of a break")
-        if self._source is None:
+        if self._cell is None:
             self._copy(result)
         else:
-            self._hand_over(result, self._source)
+            self._hand_over(result, self._cell)
 
     def _copy(self, result: Tensor) -> None:
         if self._views is None:
@@ -53,15 +54,15 @@ class Bridge:
             trees.check_like(once, result, name="expanded output of a break")
         once.copy_(result)
 
-    def _hand_over(self, result: Tensor, source: Tensor) -> None:
+    def _hand_over(self, result: Tensor, cell: Tensor) -> None:
         """Keep the result until the segment was launched, and tell it where it is: mostly where it was last time."""
         pointer = result.data_ptr()
-        as_it_lies = result.stride() == self._stride and result.device == source.device and pointer % WORD_BYTES == 0
+        as_it_lies = result.stride() == self._stride and result.device == cell.device and pointer % WORD_BYTES == 0
         if not as_it_lies or result.is_neg() or result.is_conj():
-            result = empty_like_strided(self.place, source.device).copy_(result)
+            result = empty_like_strided(self.place, cell.device).copy_(result)
             pointer = result.data_ptr()
         if pointer != self._pointer:
-            source.fill_(pointer)
+            cell.fill_(pointer)
             self._pointer = pointer
         self._handed = result
 
@@ -71,10 +72,10 @@ class Bridge:
 
     def poison(self) -> None:
         """Write NaN where the break's output goes: a replay that does not fill it again shows. Integers stay."""
-        if self._source is not None:
-            self._source.zero_()
+        if self._cell is not None:
+            self._cell.zero_()
             self._pointer = 0
-        place = self._place if isinstance(self._place, Tensor) else self._place.view()
+        place = self.place
         if place.dtype.is_floating_point or place.dtype.is_complex:
             dense(place).fill_(float("nan"))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.overrides import resolve_name
 
 from bcgbench.engine import trees
@@ -188,14 +189,17 @@ def _self_of(frame: FrameType) -> Any:
 
 
 def _site(frames: Iterator[FrameType], root: nn.Module | None) -> str:
-    line, path = "", ""
+    line, path, traced = "", "", ""
     for frame in frames:
         name = frame.f_code.co_filename
         if name.startswith(_NOT_MODEL):
             continue
-        line = line or f"{Path(name).name}:{frame.f_lineno}"
         owner = _self_of(frame)
+        if isinstance(owner, GraphModule):  # code that torch.compile traced: the stack no longer says from where
+            traced, line = owner.meta.get("site", (traced, line))
+            continue
+        line = line or f"{Path(name).name}:{frame.f_lineno}"
         if isinstance(owner, nn.Module):
-            path = _module_path(root, owner)
+            path = traced if owner is root and traced else ".".join(filter(None, (_module_path(root, owner), traced)))
             break
     return f"{path} ({line})" if path else line or "the forward"

@@ -89,7 +89,7 @@ class CudaSegment:
         self.kernels: int | None = None
         self._pool = pool
         self._cells = cells
-        """Where segments may read from where to copy what breaks hand on; without one, breaks copy."""
+        """Left for this capture's segments to read addresses from; a break for which there is none copies."""
         self._carve_bytes = carve_bytes
         self.forks = forks
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -110,18 +110,20 @@ class CudaSegment:
         # Allocated inside this segment's capture, so it lives and dies in the graph pool; filled once capture ended,
         # through its address, since the model may have freed it by then.
         tensor = empty_like_strided(result, result.device)
-        source = self._pulled(tensor)
-        bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor, source)
-        if source is not None:
+        cell = self._pulled(tensor)
+        bridge = Bridge(Address.of(tensor) if tensor.numel() else tensor, cell)
+        if cell is not None:
             self._bridges.append(bridge)
         self._pending.append((bridge, result))
         return tensor, bridge
 
     def _pulled(self, tensor: Tensor) -> Tensor | None:
-        """Where the copy into `tensor`, now recorded, will read from where to copy; None where it cannot."""
+        """What the copy into `tensor`, now recorded, will read the address from; None if the break is to copy."""
         cell = next(self._cells, None) if can_pull(tensor) else None
         if cell is not None:
             pull(cell, tensor)
+            for stream in self.forks:  # which may read the tensor, and began before this copy
+                stream.wait_stream(torch.cuda.current_stream())
         return cell
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -137,6 +139,7 @@ class CudaSegment:
         for bridge, result in self._pending:
             bridge.fill(result)
         self._pending.clear()
+        self._cells = iter(())
         if self.nodes != 0:
             self._graph.instantiate()
         self.replay()
