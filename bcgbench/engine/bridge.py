@@ -32,8 +32,10 @@ class Bridge:
     @property
     def handed(self) -> Tensor:
         """What the next segment will read: what lies in its place, unless it is to copy something there before."""
-        waits = self._handed is not None and self._cell is not None and int(self._cell) == self._handed.data_ptr()
-        return self._handed if waits else self.place  # type: ignore[return-value]
+        handed, cell = self._handed, self._cell
+        if handed is None or cell is None or int(cell) != handed.data_ptr():
+            return self.place
+        return handed
 
     def fill(self, result: Tensor) -> None:
         """Hand on a break's output; raises `StaticInputError` on another shape or dtype."""

@@ -208,8 +208,8 @@ def ambient(module: nn.Module | None, device_type: str) -> tuple[Any, ...]:
     state = torch._C  # what torch.backends reads, without its properties, which cost 5 us per call
     dispatch = sys.modules.get("diffusers.models.attention_dispatch")
     adapted = module is not None and module.__dict__.get("_hf_peft_config_loaded")
+    cuda = device_type == "cuda"
     try:  # the older switches answer in a quarter of the time, and raise where the newer ones disagree (torch 2.9)
-        cuda = device_type == "cuda"
         matmul, conv = (
             (state._get_cublas_allow_tf32(), state._get_cudnn_allow_tf32()) if cuda else _precisions(cuda=False)
         )
